@@ -1,0 +1,38 @@
+# make run    the main job: ten agents on a ring learn handwritten digits
+# make test   lint, types, all tests
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+export OMP_NUM_THREADS := 1
+
+.PHONY: run test check lint types unit clean
+
+run: $(VENV)/installed
+	$(VENV)/bin/pdsl run
+
+test: lint types unit
+
+check: lint types
+
+lint: $(VENV)/installed-dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+types: $(VENV)/installed-dev
+	$(VENV)/bin/mypy
+
+unit: $(VENV)/installed-dev
+	$(PYTHON) -m pytest -n 2
+
+$(VENV)/bin/python:
+	python3 -m venv $(VENV)
+
+$(VENV)/installed: $(VENV)/bin/python pyproject.toml
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/bin/python pyproject.toml
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	touch $@ $(VENV)/installed
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Private, serverless, peer-to-peer machine learning."""

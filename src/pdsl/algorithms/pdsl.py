@@ -1,0 +1,75 @@
+"""PDSL: privacy-preserved decentralised stochastic learning with heterogeneous data. Algorithm 1 of the paper.
+
+Line numbers are Algorithm 1's (the `end` of its inner loop is line 12); equation numbers are the paper's.
+Rows are agents [m, d] or edges [E, d]; an edge e has receiver i and sender j.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from pdsl.algorithms.base import Algorithm, Facts, Round
+from pdsl.engine.base import weighted_sums
+from pdsl.settings import ShapleySettings
+from pdsl.shapley import shares
+
+
+@dataclass(frozen=True)
+class State:
+    x: Tensor  # [m, d] models
+    u: Tensor  # [m, d] momenta
+
+
+class PDSL(Algorithm):
+    """Shapley-weighted cross-gradients with momentum and gossip."""
+
+    name: ClassVar[str] = "pdsl"
+
+    learning_rate: float = Field(1.0, gt=0, description="γ")
+    momentum: float = Field(0.5, ge=0, lt=1, description="α")
+    step_scale: Literal["mean", "paper"] = Field(
+        "mean", description="mean: the weights of a neighbourhood sum to 1; paper: divided by ω, equation 20"
+    )
+    shapley: ShapleySettings = Field(ShapleySettings(), exclude=True, description="in a config: the section [shapley]")
+
+    def init(self, x0: Tensor) -> State:
+        return State(x=x0, u=torch.zeros_like(x0))
+
+    def step(self, state: State, r: Round) -> tuple[State, Facts]:
+        x, u, engine = state.x, state.u, r.engine
+        gamma, alpha = self.learning_rate, self.momentum
+
+        x_j = engine.deliver(x)  # lines 5, 7: x_j, at i
+        g_hat_ij = r.noisy_gradients(x_j)  # lines 2-4, 8-10: ĝ_{i,j} = clip(∇F_i(x_j; ξ_i)) + n_{i,j}, eq. 9-14
+        g_hat_ji = engine.reply(g_hat_ij)  # lines 11, 13: ĝ_{j,i}, at i
+
+        i = engine.receiver - engine.agents.start
+        x_ij = x[i] - gamma * g_hat_ji  # line 14, eq. 15
+        by_agent = [x_ij[a:b] for a, b in pairwise(engine.offsets)]
+        valued = r.validation.contributions(r.t, engine.agents, x, by_agent, self.shapley)  # line 15, eq. 16-18
+        share = torch.from_numpy(np.concatenate([shares(v.phi, self.shapley) for v in valued]))  # line 16, eq. 19
+        pi = share / engine.omega if self.step_scale == "paper" else share  # line 17, eq. 20
+
+        g_bar = weighted_sums(g_hat_ji, pi, engine.offsets)  # line 18, eq. 21
+        u_hat = alpha * u + g_bar  # line 19, eq. 22
+        x_hat = x - gamma * u_hat  # line 20, eq. 23
+        u = engine.mix(u_hat)  # lines 21-23, eq. 24
+        x = engine.mix(x_hat)  # lines 21, 22, 24, eq. 25
+
+        phi = np.concatenate([v.phi for v in valued])
+        facts = {
+            "estimator": "+".join(sorted({v.estimator for v in valued})),
+            "coalitions": sum(v.coalitions for v in valued),
+            "spread": float(np.mean([v.phi.max() - v.phi.min() for v in valued])),
+            "phi": phi.tolist(),
+            "share": share.tolist(),
+        }
+        return State(x, u), {"shapley": facts}
+
+    def releases(self, members: int) -> int:
+        return members

@@ -1,0 +1,144 @@
+"""A run's whole configuration: settings and algorithm together, from TOML, `--set` or Python, and back to TOML."""
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, get_args, get_origin
+
+import tomli_w
+from pydantic import Field, InstanceOf, SerializeAsAny, ValidationError, field_validator, model_validator
+
+from pdsl.algorithms import ALGORITHMS, PDSL, Algorithm
+from pdsl.errors import PdslError
+from pdsl.settings import (
+    BatchSettings,
+    DataSettings,
+    EngineSettings,
+    GraphSettings,
+    ModelSettings,
+    PartitionSettings,
+    PrivacySettings,
+    Section,
+    ShapleySettings,
+)
+
+
+class Config(Section):
+    """Everything that decides what a run computes."""
+
+    rounds: int = Field(60, ge=1, description="rounds T")
+    seed: int = Field(0, ge=0, description="seed of partition, graph, first model, batches, noise and permutations")
+    evaluate_every: int = Field(1, ge=1, description="rounds between evaluations on the test set")
+    checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
+    data: DataSettings = DataSettings()
+    partition: PartitionSettings = PartitionSettings()
+    graph: GraphSettings = GraphSettings()
+    model: ModelSettings = ModelSettings()
+    batch: BatchSettings = BatchSettings()
+    algorithm: SerializeAsAny[InstanceOf[Algorithm]] = PDSL()
+    shapley: ShapleySettings = ShapleySettings()
+    privacy: PrivacySettings = PrivacySettings()
+    engine: EngineSettings = EngineSettings()
+
+    @field_validator("algorithm", mode="before")
+    @classmethod
+    def _by_name(cls, value: object) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        fields = dict(value)
+        name = fields.pop("name", PDSL.name)
+        if name not in ALGORITHMS:
+            raise ValueError(f"no algorithm '{name}'; there are: {', '.join(ALGORITHMS)}")
+        return ALGORITHMS[name].model_validate(fields)
+
+    @model_validator(mode="after")
+    def _shapley_belongs_to_the_algorithm(self) -> Self:
+        if isinstance(self.algorithm, PDSL) and self.algorithm.shapley != self.shapley:
+            if "shapley" in self.model_fields_set:
+                merged = self.algorithm.model_copy(update={"shapley": self.shapley})
+                object.__setattr__(self, "algorithm", merged)
+            else:
+                object.__setattr__(self, "shapley", self.algorithm.shapley)
+        return self
+
+    def as_dict(self) -> dict[str, Any]:
+        """Nested plain values; what is not set is left out."""
+        plain = self.model_dump(mode="json", exclude_none=True)
+        plain["algorithm"] = {"name": self.algorithm.name, **plain["algorithm"]}
+        return plain
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.as_dict())
+
+
+def validated(values: Mapping[str, Any], where: str) -> Config:
+    """A Config from nested values; a mistake becomes one line that names the setting, the value and what is allowed."""
+    try:
+        return Config.model_validate(values)
+    except ValidationError as e:
+        raise PdslError(_one_line(e, where)) from e
+
+
+def load(path: Path | None, assignments: Sequence[str] = (), base: Mapping[str, Any] | None = None) -> Config:
+    """The config of a TOML file (or `base`, or the defaults), changed by `key=value` assignments."""
+    values: dict[str, Any] = dict(base or {})
+    if path is not None:
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as e:
+            raise PdslError(f"{path}: no such config file; 'pdsl config > {path}' writes one with the defaults") from e
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
+            raise PdslError(f"{path}: not a readable TOML file: {e}") from e
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise PdslError(f"--set {assignment}: not of the form key=value, like --set graph.agents=20")
+        _assign(values, key.strip(), _parsed(text.strip()))
+    return validated(values, str(path) if path else "settings")
+
+
+def _assign(values: dict[str, Any], key: str, value: object) -> None:
+    *sections, last = key.split(".")
+    for section in sections:
+        inner = values.get(section)
+        values[section] = dict(inner) if isinstance(inner, Mapping) else {}
+        values = values[section]
+    values[last] = value
+
+
+def _parsed(text: str) -> object:
+    """A TOML value where the text is one, a plain string otherwise: graph.kind=ring needs no quotes."""
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _one_line(error: ValidationError, where: str) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(key, [name for name, _, _ in describe()], n=1)
+        hint = f"did you mean {close[0]}?" if close else "'pdsl config' lists them all"
+        return f"{where}: unknown setting {key}; {hint}"
+    message = first["msg"].removeprefix("Value error, ")
+    given = first["input"]
+    shown = f"={given}" if isinstance(given, str | int | float) else ""
+    return f"{where}: {key}{shown}: {message}; 'pdsl config' lists what is allowed".replace("\n", " ")
+
+
+def describe(section: type[Section] = Config, prefix: str = "") -> Iterator[tuple[str, object, str]]:
+    """(name, default, one line of help) of every setting, in order."""
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        inner = next((a for a in (kind, *get_args(kind)) if isinstance(a, type) and issubclass(a, Section)), None)
+        if field.exclude:
+            continue
+        if inner is not None and get_origin(kind) is None:
+            if issubclass(inner, Algorithm):
+                yield f"{prefix}{name}.name", PDSL.name, f"algorithm: {', '.join(ALGORITHMS)}"
+                inner = PDSL
+            yield from describe(inner, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field.default, field.description or ""

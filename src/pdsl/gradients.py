@@ -1,0 +1,231 @@
+"""Cross-gradients g[i,j] = ∇F_i(x_j; ξ_i), clipped: what agent i computes on its own batch for neighbour j.
+
+Two ways to clip (equations 9 and 12 of the paper, and the one that makes privacy cheap):
+
+- `batch`: the whole batch's gradient is scaled down to norm C. One record can move it by up to 2C.
+- `per-sample`: each record's gradient is scaled down to norm C before they are summed. One record moves the result
+  by at most C/B.
+
+In both, the sum over records is divided by a public constant, never by the number drawn.
+"""
+
+import hashlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.functional import cross_entropy, unfold
+
+from pdsl.data.batches import Batches
+from pdsl.models import Network
+from pdsl.parallel import Workers
+
+GRADIENT_BLOCK = 50  # records per backward pass of per-sample clipping; bounds memory and fits the cache
+VMAP_LOCK = threading.Lock()  # torch.func's transforms are not safe to use from two threads at once
+
+
+def clip_factors(squared_norms: Tensor, C: float) -> Tensor:
+    """1 / max(1, ‖g‖/C) for each squared norm (float64).
+
+    Guarantee: factor · ‖g‖ ≤ C for every finite norm. A non-finite norm must not get here.
+    """
+    return C / squared_norms.sqrt().clamp(min=C)
+
+
+def batch_clipped(network: Network, x: Tensor, inputs: Tensor, labels: Tensor, C: float, divisor: float) -> Tensor:
+    """The gradient [d] of the batch's loss sum over `divisor`, as a whole clipped to norm C.
+
+    Guarantee: finite, norm at most C. An empty batch or a gradient with a non-finite entry gives zero.
+    """
+    if len(labels) == 0:
+        return torch.zeros_like(x)
+    replica = network.replica()
+    loss = cross_entropy(replica.load(x)(inputs), labels, reduction="sum")
+    g = torch.cat([p.reshape(-1) for p in torch.autograd.grad(loss, replica.parameters)]) / divisor
+    squared_norm = g.double().square().sum()
+    if not torch.isfinite(squared_norm):
+        return torch.zeros_like(x)
+    return g * clip_factors(squared_norm, C).float()
+
+
+PerSample = Callable[[Network, Tensor, Tensor, Tensor, float], Tensor]
+
+
+def per_sample_clipped(
+    network: Network, x: Tensor, inputs: Tensor, labels: Tensor, C: float, divisor: float, clipped_sum: PerSample
+) -> Tensor:
+    """The sum of the records' gradients, each clipped to norm C, over `divisor`: [d].
+
+    Guarantee: adding or removing one record moves the result by at most C/divisor. An empty batch gives zero; a
+    record whose gradient has a non-finite entry counts as zero.
+    """
+    total = torch.zeros_like(x)
+    for a, b in zip(inputs.split(GRADIENT_BLOCK), labels.split(GRADIENT_BLOCK), strict=True):
+        total += clipped_sum(network, x, a, b, C)
+    return total / divisor
+
+
+def clipped_sum_by_layers(network: Network, x: Tensor, inputs: Tensor, labels: Tensor, C: float) -> Tensor:
+    """Sum of clipped per-record gradients of a network of linear and convolution layers, in one backward pass.
+
+    With a layer's input a and the loss's derivative δ by its output, a record's gradient is the product of the two:
+    its norm is known without an extra pass, and a linear layer's is never even built.
+    """
+    replica = network.replica()
+    module = replica.load(x)
+    seen: list[tuple[nn.Module, Tensor, Tensor]] = []
+
+    def record(layer: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
+        if not out.requires_grad:
+            out.requires_grad_()
+        seen.append((layer, args[0].detach(), out))
+
+    # With the parameters out of the graph, only derivatives by the layers' outputs are computed.
+    for p in replica.parameters:
+        p.requires_grad_(False)
+    hooks = [layer.register_forward_hook(record) for layer in module.modules() if _has_own_parameters(layer)]
+    try:
+        loss = cross_entropy(module(inputs), labels, reduction="sum")
+        deltas = torch.autograd.grad(loss, [out for _, _, out in seen])
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for p in replica.parameters:
+            p.requires_grad_(True)
+
+    n = len(labels)
+    squared_norms = torch.zeros(n, dtype=torch.float64, device=x.device)
+    weighted: dict[int, Callable[[Tensor], Tensor]] = {}  # parameter -> Σ factor · gradient, given the factors
+    for (layer, a, _), delta in zip(seen, deltas, strict=True):
+        if isinstance(layer, nn.Linear) and a.ndim == 2:
+            squared_norms += a.double().square().sum(1) * delta.double().square().sum(1)
+            weighted[id(layer.weight)] = lambda f, a=a, delta=delta: (delta * f[:, None]).T @ a
+            bias_grad = delta
+        else:
+            if isinstance(layer, nn.Conv2d):
+                columns = unfold(a, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # type: ignore[arg-type]
+                delta = delta.reshape(n, delta.shape[1], -1)
+            else:  # linear over a sequence: positions play the part of pixels
+                columns = a.reshape(n, -1, a.shape[-1]).transpose(1, 2)
+                delta = delta.reshape(n, -1, delta.shape[-1]).transpose(1, 2)
+            g = torch.bmm(delta, columns.transpose(1, 2)).reshape(n, -1)
+            squared_norms += g.double().square().sum(1)
+            weighted[id(layer.weight)] = lambda f, g=g: f @ g
+            bias_grad = delta.sum(2)
+        if layer.bias is not None:
+            squared_norms += bias_grad.double().square().sum(1)
+            weighted[id(layer.bias)] = lambda f, g=bias_grad: f @ g
+
+    finite = torch.isfinite(squared_norms)
+    if not finite.all():
+        if not finite.any():
+            return torch.zeros_like(x)
+        return clipped_sum_by_layers(network, x, inputs[finite], labels[finite], C)
+    factors = clip_factors(squared_norms, C).float()
+    return torch.cat([weighted[id(p)](factors).reshape(-1) for p in replica.parameters])
+
+
+def clipped_sum_by_vmap(network: Network, x: Tensor, inputs: Tensor, labels: Tensor, C: float) -> Tensor:
+    """The same for any module that torch.func can trace, one full gradient per record."""
+    replica = network.replica()
+    module = replica.load(x)
+    parameters = {name: p.detach() for name, p in module.named_parameters()}
+
+    def loss(parameters: dict[str, Tensor], record: Tensor, label: Tensor) -> Tensor:
+        return cross_entropy(functional_call(module, parameters, (record[None],)), label[None])
+
+    with VMAP_LOCK:
+        rows = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, inputs, labels)
+    g = torch.cat([rows[name].reshape(len(labels), -1) for name in parameters], dim=1)
+    squared_norms = g.double().square().sum(1)
+    finite = torch.isfinite(squared_norms)
+    g, squared_norms = g[finite], squared_norms[finite]
+    return clip_factors(squared_norms, C).float() @ g
+
+
+def _has_own_parameters(layer: nn.Module) -> bool:
+    return next(layer.parameters(recurse=False), None) is not None
+
+
+def clipped_sum_by_records(network: Network, x: Tensor, inputs: Tensor, labels: Tensor, C: float) -> Tensor:
+    """The same for any module at all, one backward pass per record."""
+    total = torch.zeros_like(x)
+    for n in range(len(labels)):
+        total += batch_clipped(network, x, inputs[n : n + 1], labels[n : n + 1], C, divisor=1.0)
+    return total
+
+
+def choose_per_sample(network: Network, inputs: Tensor, labels: Tensor) -> PerSample:
+    """The fastest way that is right for this module, found out by trying it on a few public records.
+
+    A module may call a layer twice, share a weight, or use a parameter outside a layer: then derivatives by layer are
+    not the whole gradient. Another may hold what torch.func cannot trace.
+    """
+    x, few = network.start(), slice(0, 3)
+    C = 1e-3  # so small that every record is clipped, and none outweighs another
+    right = clipped_sum_by_records(network, x, inputs[few], labels[few], C)
+    for candidate in (clipped_sum_by_layers, clipped_sum_by_vmap):
+        if candidate is clipped_sum_by_layers and not _only_plain_layers(network):
+            continue
+        try:
+            found = candidate(network, x, inputs[few], labels[few], C)
+        except RuntimeError:  # torch's word for what it cannot differentiate or trace
+            continue
+        if torch.allclose(found, right, rtol=1e-3, atol=1e-7):
+            return candidate
+    return clipped_sum_by_records
+
+
+def _only_plain_layers(network: Network) -> bool:
+    """Every parameter is a linear layer's or an ordinary convolution's, and belongs to one layer only."""
+    layers = [m for m in network.module.modules() if _has_own_parameters(m)]
+    owned = sum(p.numel() for m in layers for p in m.parameters(recurse=False))
+    return owned == network.d and all(
+        type(m) is nn.Linear
+        or (type(m) is nn.Conv2d and m.groups == 1 and m.padding_mode == "zeros" and not isinstance(m.padding, str))
+        for m in layers
+    )
+
+
+@dataclass(frozen=True)
+class Owners:
+    """The agents' own side: their records, which nobody else sees, and clipped gradients on a batch of them."""
+
+    network: Network
+    inputs: list[Tensor]  # per agent [n_i, ...]
+    labels: list[Tensor]  # per agent [n_i]
+    batches: Batches
+    clipping: str
+    C: float
+    workers: Workers
+    per_sample: PerSample
+
+    def gradients(self, t: int, agents: Tensor, x: Tensor) -> Tensor:
+        """Clipped gradients [rows, d]: row e is agents[e]'s, on its batch ξ of round t, at the model x[e].
+
+        A row that asks an agent for the same model again (all models are equal on a full graph) is computed once.
+        """
+        keys = [(agent, digest) for agent, digest in zip(agents.tolist(), row_digests(x), strict=True)]
+        first = {key: row for row, key in reversed(list(enumerate(keys)))}
+
+        def one(row: int) -> Tensor:
+            agent = keys[row][0]
+            batch = self.batches.draw(agent, t)
+            inputs, labels = self.inputs[agent][batch], self.labels[agent][batch]
+            divisor = self.batches.divisor(agent)
+            if self.clipping == "batch":
+                return batch_clipped(self.network, x[row], inputs, labels, self.C, divisor)
+            return per_sample_clipped(self.network, x[row], inputs, labels, self.C, divisor, self.per_sample)
+
+        distinct = sorted(first.values())
+        g = dict(zip(distinct, self.workers.map(one, distinct), strict=True))
+        return torch.stack([g[first[key]] for key in keys])
+
+
+def row_digests(x: Tensor) -> list[bytes]:
+    """A digest per row; equal digests mean equal rows."""
+    rows = x.detach().cpu().contiguous().numpy()
+    return [hashlib.blake2b(row, digest_size=16).digest() for row in rows]

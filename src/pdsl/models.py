@@ -1,0 +1,233 @@
+"""The paper's two CNNs, small ones, a user's own module; and a module as one flat vector.
+
+An agent's model is a row x_i of length d. `Network` holds the module's shape and hands out replicas: copies whose
+parameters are views into one flat buffer, so that loading a row is a single copy. A replica belongs to one thread.
+"""
+
+import copy
+import importlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from pdsl.errors import PdslError
+from pdsl.randomness import Streams
+from pdsl.settings import ModelSettings
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
+MIXES_RECORDS = (nn.modules.batchnorm._BatchNorm, nn.modules.batchnorm._LazyNormBase)
+EVALUATION_BLOCK = 50  # records per forward pass: the activations of a small CNN then fit the cache
+
+
+class MaxPool(nn.Module):
+    """2×2 max pooling, channels last: the same numbers as nn.MaxPool2d(2), many times faster on a CPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.max_pool2d(x.contiguous(memory_format=torch.channels_last), 2)
+
+
+class Flatten(nn.Module):
+    """Flatten in the order of a plain (channel, row, column) layout, whatever the memory format."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(x.shape[0], -1)
+
+
+def _convolutions(shape: torch.Size, channels: tuple[int, int], kernel: int, activation: str) -> list[nn.Module]:
+    """Two same-size convolutions, each followed by 2×2 max pooling.
+
+    Pooling comes before the activation: both activations are increasing, so the result is the same, at a quarter of
+    the cost.
+    """
+    act = ACTIVATIONS[activation]
+    first, second = channels
+    return [
+        nn.Conv2d(shape[0], first, kernel, padding=kernel // 2),
+        MaxPool(),
+        act(),
+        nn.Conv2d(first, second, kernel, padding=kernel // 2),
+        MaxPool(),
+        act(),
+        Flatten(),
+    ]
+
+
+def mnist_cnn(shape: torch.Size, classes: int, s: ModelSettings) -> nn.Module:
+    """Paper, Section VI-A: two 3×3 convolutions, each with 2×2 max pooling, then one fully connected layer."""
+    channels = s.channels or (16, 32)
+    features = channels[1] * (shape[1] // 4) * (shape[2] // 4)
+    return nn.Sequential(*_convolutions(shape, channels, 3, s.activation), nn.Linear(features, classes))
+
+
+def cifar10_cnn(shape: torch.Size, classes: int, s: ModelSettings) -> nn.Module:
+    """Paper, Section VI-A: two 5×5 convolutions, each with 2×2 max pooling, then two fully connected layers."""
+    channels, hidden = s.channels or (32, 64), s.hidden or 128
+    features = channels[1] * (shape[1] // 4) * (shape[2] // 4)
+    return nn.Sequential(
+        *_convolutions(shape, channels, 5, s.activation),
+        nn.Linear(features, hidden),
+        ACTIVATIONS[s.activation](),
+        nn.Linear(hidden, classes),
+    )
+
+
+def digits_cnn(shape: torch.Size, classes: int, s: ModelSettings) -> nn.Module:
+    """The MNIST network, narrow enough for 8×8 images."""
+    return mnist_cnn(shape, classes, s.model_copy(update={"channels": s.channels or (8, 16)}))
+
+
+def softmax(shape: torch.Size, classes: int, s: ModelSettings) -> nn.Module:
+    """Softmax regression: convex, so that theory can be checked on it."""
+    return nn.Sequential(Flatten(), nn.Linear(shape.numel(), classes))
+
+
+def mlp(shape: torch.Size, classes: int, s: ModelSettings) -> nn.Module:
+    """One hidden layer."""
+    hidden = s.hidden or 64
+    return nn.Sequential(
+        Flatten(), nn.Linear(shape.numel(), hidden), ACTIVATIONS[s.activation](), nn.Linear(hidden, classes)
+    )
+
+
+MODELS: dict[str, Callable[[torch.Size, int, ModelSettings], nn.Module]] = {
+    "mnist-cnn": mnist_cnn,
+    "cifar10-cnn": cifar10_cnn,
+    "digits-cnn": digits_cnn,
+    "softmax": softmax,
+    "mlp": mlp,
+}
+DEFAULT_MODEL = {"digits": "digits-cnn", "mnist": "mnist-cnn", "fashion-mnist": "mnist-cnn", "cifar10": "cifar10-cnn"}
+
+
+def build(settings: ModelSettings, data: str, shape: torch.Size, classes: int, streams: Streams) -> nn.Module:
+    """The module that `settings` names, initialised from the run's seed and from nothing else."""
+    name = DEFAULT_MODEL.get(data, "mlp") if settings.name == "auto" else settings.name
+    seed = int(streams.generator("init").integers(2**63))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if name in MODELS:
+            if "cnn" in name and (len(shape) != 3 or min(shape[1:]) < 4):
+                raise PdslError(
+                    f"model.name={name} takes images of at least 4×4 pixels with channels, not records of shape"
+                    f" {tuple(shape)}; try model.name=mlp"
+                )
+            return MODELS[name](shape, classes, settings)
+        if ":" in name:
+            return _imported(name)
+    raise PdslError(f"model.name: no model '{name}'; choose {', '.join(MODELS)}, or give package.module:callable")
+
+
+def _imported(path: str) -> nn.Module:
+    """A user's own module: `package.module:callable`, looked up in the working directory too."""
+    module_name, _, attribute = path.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    try:
+        factory = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as e:
+        raise PdslError(f"model.name={path}: {e}; try package.module:callable, importable from here") from e
+    try:
+        module = factory()
+    except TypeError as e:
+        raise PdslError(f"model.name={path}: calling it without arguments failed: {e}") from e
+    if not isinstance(module, nn.Module):
+        raise PdslError(f"model.name={path} gave a {type(module).__name__}, not a torch.nn.Module")
+    return module
+
+
+class Replica:
+    """A copy of the module for one thread. `flat` and the module's parameters are the same memory."""
+
+    def __init__(self, module: nn.Module, device: torch.device):
+        self.module = copy.deepcopy(module).to(device).eval()
+        parameters = list(self.module.parameters())
+        self.flat = torch.cat([p.detach().reshape(-1) for p in parameters])
+        at = 0
+        for p in parameters:
+            p.data = self.flat[at : at + p.numel()].view(p.shape)
+            at += p.numel()
+        self.parameters = parameters
+
+    def load(self, x: Tensor) -> nn.Module:
+        """The module with parameters x [d]."""
+        self.flat.copy_(x)
+        return self.module
+
+
+class Network:
+    """A module's architecture. Evaluates any flat vector of parameters; safe to use from several threads.
+
+    The module runs in evaluation mode: dropout is off (the noise plays its part, and a global random generator would
+    make runs unrepeatable). BatchNorm takes the statistics of the batch at hand and is refused where records must
+    not mix.
+    """
+
+    def __init__(self, module: nn.Module, device: str = "cpu"):
+        self.device = torch.device(device)
+        self.module = copy.deepcopy(module).eval()
+        for layer in self.module.modules():
+            if isinstance(layer, nn.modules.batchnorm._NormBase):
+                layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+            if getattr(layer, "inplace", False):
+                layer.inplace = False  # gradients look at what a layer gave, after the next one has run
+        if any(isinstance(p, nn.UninitializedParameter) for p in self.module.parameters()):
+            raise PdslError("the model has lazy layers without parameters yet; run it once on a batch first")
+        self.d = sum(p.numel() for p in self.module.parameters())
+        if self.d == 0:
+            raise PdslError("the model has no parameters to train")
+        if any(p.dtype != torch.float32 for p in self.module.parameters()):
+            raise PdslError("the model's parameters must all be float32; try model.float()")
+        self._local = threading.local()
+
+    @property
+    def mixes_records(self) -> str | None:
+        """The name of a layer through which one record's values reach another's, if there is one."""
+        return next((type(m).__name__ for m in self.module.modules() if isinstance(m, MIXES_RECORDS)), None)
+
+    def start(self) -> Tensor:
+        """The module's own parameters as a flat vector x⁰ [d]."""
+        return torch.cat([p.detach().reshape(-1) for p in self.module.parameters()]).to(self.device)
+
+    def replica(self) -> Replica:
+        """This thread's replica."""
+        if not hasattr(self._local, "replica"):
+            self._local.replica = Replica(self.module, self.device)
+        return self._local.replica  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def logits(self, x: Tensor, inputs: Tensor) -> Tensor:
+        """Outputs [n, classes] of the model with parameters x [d]."""
+        module = self.replica().load(x)
+        return torch.cat([module(block) for block in inputs.split(EVALUATION_BLOCK)])
+
+    def check(self, inputs: Tensor, classes: int) -> None:
+        """Run the model once, so that a misfit is found before anything is written."""
+        try:
+            out = self.logits(self.start(), inputs[:2].to(self.device))
+        except RuntimeError as e:
+            first_line = str(e).splitlines()[0]
+            raise PdslError(f"the model does not take records of shape {tuple(inputs.shape[1:])}: {first_line}") from e
+        if out.ndim != 2 or out.shape[1] < classes:
+            raise PdslError(
+                f"the model gives outputs of shape {tuple(out.shape[1:])} for a record; {classes} classes need"
+                f" a vector of at least {classes} scores"
+            )
+
+    def to_module(self, x: Tensor) -> nn.Module:
+        """A stand-alone module with parameters x [d]."""
+        module = copy.deepcopy(self.module)
+        nn.utils.vector_to_parameters(x.detach().cpu(), module.parameters())
+        return module
+
+    def shapes(self) -> Iterator[tuple[str, torch.Size]]:
+        """Names and shapes of the parameters, in the order of the flat vector."""
+        return ((name, p.shape) for name, p in self.module.named_parameters())
+
+
+def accuracy(logits: Tensor, labels: Tensor) -> float:
+    """Share of records whose largest score is their label's."""
+    return (logits.argmax(-1) == labels).double().mean().item()

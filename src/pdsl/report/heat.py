@@ -1,0 +1,105 @@
+"""The Shapley value φ of every edge over the rounds, as a heat map."""
+
+from math import floor, log10
+from statistics import fmean, quantiles
+
+from pdsl.report.markup import drawing, element, words
+from pdsl.report.numbers import chunks, nice, plain, signed, span, ticks_between
+from pdsl.report.reading import Run
+
+WIDTH, LEFT, RIGHT, TOP = 520, 58, 462, 66
+EDGES = 60  # beyond that many, a row is a sending agent
+ROWS = 100  # beyond that many agents, a row stands for several
+COLUMNS = 60
+CELLS = 3600  # fewer columns where there are many rows: the page stays small
+WRITTEN = 8  # columns up to which each cell has its value as text
+GAP = 4  # between receivers
+STEPS = (0.05, 0.1, 0.2, 0.5)  # of a large value: where a deeper colour begins
+
+Strip = tuple[str, int, list[float]]  # a row of the map: its label, its group, a value per column and their mean
+
+
+def heat_map(run: Run) -> str:
+    """Columns are rounds, or means of several; rows are edges, or sending agents. Only for runs with values."""
+    rows = [row for row in run.rows if row["phi"]]
+    count = len(run.setup["edges"]) if by_edge(run) else min(run.setup["agents"], ROWS)
+    columns = [[rows[t] for t in part] for part in chunks(len(rows), min(COLUMNS, CELLS // count))]
+    rounds = [(part[0]["round"], part[-1]["round"]) for part in columns]
+    parts = [*columns, rows]
+    strips = _strips(
+        run, [[fmean(of_edge) for of_edge in zip(*(row["phi"] for row in part), strict=True)] for part in parts]
+    )
+    height = 16 if len(strips) <= EDGES else 9
+    large = _large([abs(value) for *_, values in strips for value in values])
+
+    marks = [_legend(large), words("text", "mean φ", x=WIDTH - 2, y=TOP - 8, class_="end soft")]
+    bottom = float(TOP)
+    for k, strip in enumerate(strips):
+        y = TOP + k * height + GAP * strip[1]
+        marks.append(_drawn(strip, y, height, large, rounds, lettered=height >= 16 or k % 2 == 0))
+        bottom = y + height
+    for tick in ticks_between(rounds[0][0], rounds[-1][1]):
+        at = next(c for c, (_, last) in enumerate(rounds) if last >= tick)
+        x = LEFT + (RIGHT - LEFT) * (at + 0.5) / len(rounds)
+        marks.append(words("text", str(tick), x=x, y=bottom + 18, class_="middle"))
+    marks.append(words("text", "round", x=(LEFT + RIGHT) / 2, y=bottom + 35, class_="middle soft"))
+    return drawing(WIDTH, bottom + 39, f"Shapley values in {len(strips)} rows over rounds", *marks)
+
+
+def by_edge(run: Run) -> bool:
+    return len(run.setup["edges"]) <= EDGES
+
+
+def _strips(run: Run, phi: list[list[float]]) -> list[Strip]:
+    """A strip per edge; or per sending agent, the mean over all who receive from it, itself included."""
+    edges = run.setup["edges"]
+    if by_edge(run):
+        return [(f"{i} ← {j}", i, [column[e] for column in phi]) for e, (i, j, _) in enumerate(edges)]
+    strips = []
+    for part in chunks(run.setup["agents"], ROWS):
+        if sent := [e for e, (_, j, _) in enumerate(edges) if j in part]:
+            strips.append((span(part[0], part[-1]), 0, [fmean(column[e] for e in sent) for column in phi]))
+    return strips
+
+
+def _large(sizes: list[float]) -> float:
+    """A round number that all but the rarest values stay below; the colours are spread up to it."""
+    usual = quantiles(sizes, n=50)[-1] if len(sizes) > 1 else sizes[0]
+    return nice(usual or max(sizes) or 1)  # nothing but zeros: any scale will do
+
+
+def _level(value: float, large: float) -> str:
+    """The CSS class of a colour: z about zero, p1 to p4 above it, n1 to n4 below."""
+    depth = sum(abs(value) >= step * large for step in STEPS)
+    return f"{'p' if value > 0 else 'n'}{depth}" if depth else "z"
+
+
+def _drawn(strip: Strip, y: float, height: float, large: float, rounds: list[tuple[int, int]], lettered: bool) -> str:
+    label, _, (*values, mean) = strip
+    width, middle = (RIGHT - LEFT) / len(rounds), y + height / 2
+    written = len(rounds) <= WRITTEN
+    decimals = max(0, 2 - floor(log10(large)))
+    cells, texts = [], []
+    for c, (value, (first, last)) in enumerate(zip(values, rounds, strict=True)):
+        x, said = LEFT + width * c, signed(value, decimals)
+        line, tip = f"M{x:.1f} {middle:.1f}h{max(width - 0.6, 1):.1f}", f"round {span(first, last)}: {said}"
+        cells.append(element("path", d=line, class_=_level(value, large), data_tip=tip))
+        if written:
+            tone = "middle deep" if abs(value) >= STEPS[2] * large else "middle"
+            texts.append(words("text", said, x=x + width / 2, y=middle + 4, class_=tone))
+    if lettered:
+        texts.append(words("text", label, x=LEFT - 8, y=middle + 4, class_="end small"))
+        texts.append(words("text", signed(mean, decimals), x=WIDTH - 2, y=middle + 4, class_="end small"))
+    kind = "heat" if written else "heat narrow"
+    return element("g", *cells, class_=kind, style=f"--h:{height - 2}px", data_of=label) + "".join(texts)
+
+
+def _legend(large: float) -> str:
+    """The colours in order, with the value at which each begins."""
+    names = ("n4", "n3", "n2", "n1", "z", "p1", "p2", "p3", "p4")
+    bounds = [-step for step in reversed(STEPS)] + list(STEPS)
+    width = WIDTH / len(names)
+    lines = [element("path", d=f"M{width * k:.1f} 9h{width - 1:.1f}", class_=name) for k, name in enumerate(names)]
+    ends = [(width * (k + 1), plain(large * bound)) for k, bound in enumerate(bounds)]
+    texts = [words("text", text, x=x, y=32, class_="middle small") for x, text in ends]
+    return element("g", *lines, class_="heat narrow", style="--h:14px") + "".join(texts)

@@ -1,0 +1,110 @@
+"""A run directory as values: read once, checked once."""
+
+import json
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from statistics import fmean
+from typing import Any, TypeVar
+
+from pdsl.errors import PdslError
+
+Fields = dict[str, Any]
+T = TypeVar("T")
+
+MEASURED = ("consensus", "bytes", "accuracy", "accuracy_min", "accuracy_max", "accuracy_of_mean", "loss")
+SUMMARISED = ("accuracy", "accuracy_of_mean", "loss", "seconds", "epsilon", "sigma")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was not measured, or was not finite, is None."""
+
+    name: str
+    config: Fields
+    setup: Fields
+    rows: list[Fields]  # round, MEASURED, and a value per edge of phi and share, or []
+    summary: Fields | None  # None: the run is unfinished
+
+    def mean_share(self) -> list[float]:
+        """Of each edge, over the run; [] for an algorithm without shares."""
+        return [fmean(of_edge) for of_edge in zip(*(row["share"] for row in self.rows if row["share"]), strict=True)]
+
+
+def read_run(run: Path) -> Run:
+    """The run in this directory; PdslError when something needed is missing or broken."""
+    if not run.is_dir():
+        raise PdslError(f"there is no run directory {str(run)!r}; make one with: pdsl run config.toml")
+    config = _read(run / "config.toml", tomllib.loads)
+    setup = _read(run / "setup.json", _setup)
+    rows = _read(run / "rows.jsonl", lambda text: _rows(text, len(setup["edges"])))
+    summary = _read(run / "summary.json", _summary) if (run / "summary.json").exists() else None
+    return Run(str(config.get("name") or run.resolve().name), config, setup, rows, summary)
+
+
+def _read(file: Path, parse: Callable[[str], T]) -> T:
+    try:
+        return parse(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        problem = error.strerror or "unreadable"
+    except KeyError as error:
+        problem = f"{error} is missing"
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
+        problem = " ".join(str(error).split())
+    raise PdslError(f"cannot read {str(file)!r} ({problem}); repeat the run with: pdsl run config.toml")
+
+
+def _json(text: str) -> Fields:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    return value
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if value is not None and isfinite(value) else None
+
+
+def _setup(text: str) -> Fields:
+    setup = _json(text)
+    M = int(setup["agents"])
+    edges = [(int(i), int(j), float(omega)) for i, j, omega in setup["edges"]]
+    labels = [[int(n) for n in of_agent] for of_agent in setup["labels"]]
+    if M < 1 or len(labels) != M or len({len(of_agent) for of_agent in labels}) > 1:
+        raise ValueError(f"labels are not one list of the same length for each of {M} agents")
+    if not all(0 <= i < M and 0 <= j < M for i, j, _ in edges):
+        raise ValueError(f"an edge names an agent that is not among the {M}")
+    described = {name: str(setup[name]) for name in ("graph", "data")}
+    return {"agents": M, "edges": edges, "labels": labels, "parameters": int(setup["parameters"]), **described}
+
+
+def _rows(text: str, edges: int) -> list[Fields]:
+    rows: list[Fields] = []
+    lines = text.splitlines(keepends=True)
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(_row(_json(line), edges))
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            if number == len(lines) and not line.endswith("\n"):
+                break  # a run that was cut while it wrote its last row
+            raise ValueError(f"line {number}: {error}") from error
+    if not rows:
+        raise ValueError("no round has ended yet")
+    return rows
+
+
+def _row(row: Fields, edges: int) -> Fields:
+    shapley = row.get("shapley") or {"phi": [], "share": []}
+    per_edge = {name: [float(v) for v in shapley[name]] for name in ("phi", "share")}
+    if any(len(values) not in (0, edges) or not all(map(isfinite, values)) for values in per_edge.values()):
+        raise ValueError(f"Shapley values are not one finite number for each of {edges} edges")
+    return {"round": int(row["round"]), **{name: _number(row.get(name)) for name in MEASURED}, **per_edge}
+
+
+def _summary(text: str) -> Fields:
+    summary = _json(text)
+    said = {"privacy": str(summary.get("privacy") or ""), "notes": [str(note) for note in summary.get("notes") or []]}
+    per_agent = [_number(value) for value in summary.get("accuracy_per_agent") or []]
+    return {name: _number(summary.get(name)) for name in SUMMARISED} | said | {"accuracy_per_agent": per_agent}

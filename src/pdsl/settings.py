@@ -1,0 +1,120 @@
+"""Every setting of a run but the algorithm's own: typed, validated once, one line of help each.
+
+A section is frozen and refuses names it does not know. Algorithms keep their settings in their own files; `config`
+puts all of them together and reads and writes TOML.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """A group of settings, like `[graph]` in a TOML file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class DataSettings(Section):
+    name: Literal["digits", "mnist", "fashion-mnist", "cifar10", "npz"] = Field(
+        "digits", description="data set; npz takes your own files from data.path"
+    )
+    path: str | None = Field(None, description="for npz: one file with x and y, or a folder with one file per agent")
+    validation: int | None = Field(
+        None, ge=1, description="size of the public set Q; default 2000, or half of a test set smaller than 4000"
+    )
+    test_fraction: float = Field(0.2, gt=0, lt=1, description="for npz without test data: share held out to test on")
+
+
+class PartitionSettings(Section):
+    kind: Literal["dirichlet", "iid", "shards", "quantity", "natural"] = Field(
+        "dirichlet", description="how records are dealt to agents; npz folders are always natural"
+    )
+    mu: float = Field(0.25, gt=0, description="dirichlet and quantity: concentration; smaller is more heterogeneous")
+    classes: int = Field(2, ge=1, description="shards: classes per agent")
+    minimum: int = Field(10, ge=1, description="least records of an agent (less where there are not enough for all)")
+
+
+class GraphSettings(Section):
+    kind: Literal[
+        "full",
+        "ring",
+        "bipartite",
+        "complete-bipartite",
+        "star",
+        "line",
+        "grid",
+        "torus",
+        "k-regular",
+        "erdos-renyi",
+        "small-world",
+        "exponential",
+        "file",
+    ] = Field("ring", description="topology; file reads an edge list from graph.path")
+    agents: int = Field(10, ge=2, description="number of agents M")
+    degree: int = Field(4, ge=1, description="k-regular and small-world: neighbours of each agent, self not counted")
+    probability: float = Field(0.3, gt=0, le=1, description="erdos-renyi: edge; small-world: rewiring probability")
+    path: str | None = Field(None, description="for file: a text file, one edge 'i j' per line, agents from 0")
+
+
+class ModelSettings(Section):
+    name: str = Field(
+        "auto", description="auto, mnist-cnn, cifar10-cnn, digits-cnn, softmax, mlp, or package.module:callable"
+    )
+    channels: tuple[int, int] | None = Field(None, description="widths of the two convolutions; default by model")
+    hidden: int | None = Field(None, ge=1, description="width of the hidden layer (cifar10-cnn, mlp); default by model")
+    activation: Literal["relu", "tanh"] = Field("tanh", description="activation; the paper has relu")
+
+
+class BatchSettings(Section):
+    size: int = Field(32, ge=1, description="batch size B; with poisson the size expected of an average agent")
+    sampler: Literal["poisson", "fixed"] = Field(
+        "poisson", description="poisson: each record with the same rate q; fixed: B distinct records, uniformly"
+    )
+
+
+class ShapleySettings(Section):
+    estimator: Literal["auto", "exact", "montecarlo", "fast"] = Field(
+        "auto",
+        description="exact, montecarlo (Algorithm 2), fast (mean of logits); auto: exact to 5 members, fast beyond",
+    )
+    permutations: int = Field(20, ge=1, description="R, the permutations of montecarlo (and of fast beyond 10 members)")
+    empty: Literal["model", "zero"] = Field(
+        "model", description="v of the empty coalition: accuracy of the agent's model, or zero as in the paper"
+    )
+    weighting: Literal["minmax", "uniform"] = Field(
+        "minmax", description="minmax as in the paper; uniform: no Shapley values, all members alike"
+    )
+    floor: float = Field(0.5, ge=0, le=1, description="λ: share = (1-λ)·φ̂/Σφ̂ + λ/k; the paper has 0")
+
+
+class PrivacySettings(Section):
+    mode: Literal["none", "noise"] = Field("none", description="none: no noise; noise: Gaussian noise on every message")
+    clipping: Literal["per-sample", "batch"] = Field(
+        "per-sample", description="clip each record's gradient, or the batch's as in the paper"
+    )
+    max_grad_norm: float = Field(1.0, gt=0, description="clipping threshold C")
+    noise_multiplier: float | None = Field(None, ge=0, description="σ/(√k·Δ): noise relative to a round's sensitivity")
+    sigma: float | None = Field(None, ge=0, description="σ itself: standard deviation of the noise on every message")
+    epsilon_per_round: float | None = Field(None, gt=0, description="ε from which Theorem 1 of the paper computes σ")
+    phi_min: float | None = Field(
+        None, gt=0, le=1, description="least share φ̂_min in Theorem 1; default λ/k from shapley.floor"
+    )
+    delta: float = Field(1e-5, gt=0, lt=1, description="δ")
+
+    @model_validator(mode="after")
+    def _one_source_of_noise(self) -> "PrivacySettings":
+        given = [n for n in ("noise_multiplier", "sigma", "epsilon_per_round") if getattr(self, n) is not None]
+        if self.mode == "noise" and len(given) != 1:
+            raise ValueError(
+                "mode 'noise' takes exactly one of noise_multiplier, sigma, epsilon_per_round"
+                f" (given: {', '.join(given) or 'none'})"
+            )
+        if self.mode == "none" and given:
+            raise ValueError(f"{given[0]} is set but mode is 'none'; try privacy.mode=noise")
+        return self
+
+
+class EngineSettings(Section):
+    device: str = Field("cpu", description="torch device: cpu, cuda, cuda:1, mps")
+    workers: int | None = Field(None, ge=1, description="single-threaded workers; default: one per core")

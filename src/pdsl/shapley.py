@@ -1,0 +1,176 @@
+"""Shapley values (equation 18 and Algorithm 2 of the paper), and the weights made of them (equations 19 and 20).
+
+An estimator is a `Plan`: the distinct coalitions whose value it needs, and how values become φ. That φ is linear in v
+is the whole of the theory; estimators differ in which coalitions they look at. A coalition is a bit mask over the
+positions 0..k-1 of a neighbourhood's members, so that a set met twice is valued once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from math import factorial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pdsl.errors import PdslError
+from pdsl.gradients import row_digests
+from pdsl.models import Network
+from pdsl.parallel import Workers
+from pdsl.randomness import Streams
+from pdsl.settings import ShapleySettings
+
+EXACT_TO = 5  # members up to which 'auto' values every coalition's true model: at most 32 evaluations
+EXACT_LOGITS_TO = 10  # members up to which 'fast' looks at every coalition; beyond, at R permutations
+EXACT_LIMIT = 14  # members beyond which 'exact' is refused: 2^k evaluations, and sums that float64 no longer holds
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which coalitions to value, and which joinings of a player to a coalition count how much.
+
+    Weights are whole numbers over one denominator: with values that are counts of hits the sums are exact, and
+    members of equal worth get equal φ to the last bit.
+    """
+
+    coalitions: tuple[int, ...]  # distinct bit masks
+    player: NDArray[Any]  # [joins] who joins
+    before: NDArray[Any]  # [joins] index of the coalition joined
+    after: NDArray[Any]  # [joins] index of the same with the player in it
+    weight: NDArray[Any]  # [joins] whole numbers
+    denominator: int
+
+    def phi(self, values: Values, players: int) -> Values:
+        """φ [players] from v of each coalition: Σ weight · (v(S ∪ {j}) − v(S)) / denominator."""
+        gains = self.weight * (values[self.after] - values[self.before])
+        return np.bincount(self.player, weights=gains, minlength=players) / self.denominator
+
+
+@lru_cache(maxsize=EXACT_LIMIT)
+def exact(players: int) -> Plan:
+    """Equation (18): all S without j, each with weight 1 / (k · C(k−1, |S|)) = |S|! (k−1−|S|)! / k!."""
+    joins = [
+        (j, s, s | 1 << j, factorial(s.bit_count()) * factorial(players - 1 - s.bit_count()))
+        for j in range(players)
+        for s in range(2**players)
+        if not s >> j & 1
+    ]
+    player, before, after, weight = (np.array(column) for column in zip(*joins, strict=True))
+    return Plan(tuple(range(2**players)), player, before, after, weight, factorial(players))
+
+
+def monte_carlo(permutations: NDArray[np.int64]) -> Plan:
+    """Algorithm 2: a row of `permutations` [R, k] is an order of arrival; each arrival counts 1/R (line 6)."""
+    index: dict[int, int] = {}
+    joins: list[tuple[int, int, int]] = []
+    for order in permutations.tolist():  # line 2
+        masks = [0]
+        for j in order:
+            masks.append(masks[-1] | 1 << j)  # line 5: j's predecessors, and the same with j
+        at = [index.setdefault(mask, len(index)) for mask in masks]
+        joins += [(j, before, after) for j, (before, after) in zip(order, pairwise(at), strict=True)]
+    player, before, after = (np.array(column) for column in zip(*joins, strict=True))
+    return Plan(tuple(index), player, before, after, np.ones(len(joins)), len(permutations))
+
+
+def members(mask: int) -> list[int]:
+    """Positions whose bit is set."""
+    return [j for j in range(mask.bit_length()) if mask >> j & 1]
+
+
+def shares(phi: Values, settings: ShapleySettings) -> Values:
+    """Each member's share of the aggregate: φ̂/Σφ̂ of equations (19) and (20), raised to at least λ/k; sums to 1."""
+    k = len(phi)
+    uniform = np.full(k, 1 / k)
+    spread = phi.max() - phi.min()
+    if settings.weighting == "uniform" or spread == 0:
+        return uniform  # equal values: nobody is worth more than another, and (19) would be 0/0
+    phi_hat = (phi - phi.min()) / spread
+    return (1 - settings.floor) * phi_hat / phi_hat.sum() + settings.floor * uniform
+
+
+@dataclass(frozen=True)
+class Valuation:
+    """What each member's message is worth to one agent, and what it took to find out."""
+
+    phi: Values  # [k]
+    estimator: str
+    coalitions: int  # distinct coalitions valued
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The public set Q, and the worth of messages measured on it: v(S) is the accuracy of S's model (equation 16)."""
+
+    network: Network
+    inputs: Tensor
+    labels: Tensor
+    streams: Streams
+    workers: Workers
+
+    def contributions(
+        self, t: int, agents: Sequence[int], x: Tensor, candidates: Sequence[Tensor], settings: ShapleySettings
+    ) -> list[Valuation]:
+        """The Shapley value of each member's message, for each agent.
+
+        x [m, d]: the agents' models x_i^[t-1]. candidates[i] [k_i, d]: the models x_{i,j} that a step along each
+        member's message alone would give (line 14). v(∅) is the accuracy of x_i, or 0.
+        """
+        if settings.weighting == "uniform":
+            return [Valuation(np.zeros(len(c)), "none", 0) for c in candidates]
+        empty = self._hits(x) if settings.empty == "model" else [0] * len(x)
+        valuations = []
+        for agent, v_empty, x_ij in zip(agents, empty, candidates, strict=True):
+            k = len(x_ij)
+            estimator = settings.estimator if settings.estimator != "auto" else "exact" if k <= EXACT_TO else "fast"
+            plan = self._plan(estimator, k, t, agent, settings.permutations)
+            sets = [s for s in plan.coalitions if s]
+            hits = self._hits_of_mean_logits(x_ij, sets) if estimator == "fast" else self._hits_of_means(x_ij, sets)
+            v = dict(zip(sets, hits, strict=True)) | {0: v_empty}
+            phi = plan.phi(np.array([v[s] for s in plan.coalitions], dtype=np.float64), k) / len(self.labels)
+            valuations.append(Valuation(phi, estimator, len(plan.coalitions)))
+        return valuations
+
+    def _plan(self, estimator: str, k: int, t: int, agent: int, R: int) -> Plan:
+        if estimator == "exact" or (estimator == "fast" and k <= EXACT_LOGITS_TO):
+            if k > EXACT_LIMIT:
+                raise PdslError(
+                    f"shapley.estimator=exact needs 2^{k} evaluations for a neighbourhood of {k} members;"
+                    " try montecarlo or fast"
+                )
+            return exact(k)
+        orders = self.streams.generator("permutations", agent, t).permuted(np.tile(np.arange(k), (R, 1)), axis=1)
+        return monte_carlo(orders)
+
+    def _hits(self, models: Tensor) -> list[int]:
+        """Right answers on Q of each model [n, d]; equal models are evaluated once."""
+        digests = row_digests(models)
+        distinct = {digest: row for row, digest in enumerate(digests)}
+        hits = self.workers.map(lambda row: self._hits_of_one(models[row]), distinct.values())
+        of = dict(zip(distinct, hits, strict=True))
+        return [of[digest] for digest in digests]
+
+    def _hits_of_one(self, x: Tensor) -> int:
+        return _hits(self.network.logits(x, self.inputs), self.labels)
+
+    def _hits_of_means(self, x_ij: Tensor, sets: Sequence[int]) -> list[int]:
+        """The coalition's true model is the mean of its members' models (equation 17)."""
+        return self.workers.map(lambda s: self._hits_of_one(x_ij[members(s)].mean(0)), sets)
+
+    def _hits_of_mean_logits(self, x_ij: Tensor, sets: Sequence[int]) -> list[int]:
+        """`fast`: x_{i,S} is a small step from x_i, so to first order its logits are the mean of its members' logits.
+
+        k forward passes over Q instead of one for each coalition.
+        """
+        logits = torch.stack(self.workers.map(lambda x: self.network.logits(x, self.inputs), x_ij))  # [k, |Q|, classes]
+        return self.workers.map(lambda s: _hits(logits[members(s)].sum(0), self.labels), sets)
+
+
+def _hits(logits: Tensor, labels: Tensor) -> int:
+    return int((logits.argmax(-1) == labels).sum())

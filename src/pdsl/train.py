@@ -1,0 +1,228 @@
+"""From a configuration to a trained model: prepare what a run needs, then the round loop, which yields.
+
+`rounds` is the loop; whoever calls it saves, draws and prints. Nothing here writes a file.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from pdsl import graph as graphs
+from pdsl import models
+from pdsl.algorithms import Round
+from pdsl.config import Config
+from pdsl.data import Batches, Data, label_counts, load, partition, split_public
+from pdsl.engine import Engine, Local
+from pdsl.errors import PdslError
+from pdsl.gradients import Owners, choose_per_sample, row_digests
+from pdsl.graph import Graph
+from pdsl.models import Network
+from pdsl.parallel import Workers
+from pdsl.privacy import Noise, sigmas
+from pdsl.randomness import Streams
+from pdsl.shapley import Validation
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A run's ingredients, all checked: from here on nothing is the user's mistake."""
+
+    config: Config
+    data: Data
+    graph: Graph
+    network: Network
+    parts: list[Tensor]  # the records of each agent, as indices into data.x
+    batches: Batches
+    validation: tuple[Tensor, Tensor]  # Q
+    test: tuple[Tensor, Tensor]
+    sigma: list[float]  # per agent
+    streams: Streams = field(repr=False)
+
+    def facts(self) -> dict[str, Any]:
+        """What stays the same in all rounds, for the run directory and the report."""
+        g = self.graph
+        return {
+            "agents": g.agents,
+            "edges": [[int(i), int(j), float(w)] for i, j, w in zip(g.receiver, g.sender, g.omega, strict=True)],
+            "labels": label_counts(self.parts, self.data.y, self.data.classes).tolist(),
+            "parameters": self.network.d,
+            "spectral_gap": g.spectral_gap,
+            "graph": g.describe(),
+            "data": self.data.name,
+            "validation": len(self.validation[1]),
+            "test": len(self.test[1]),
+            "sigma": self.sigma,
+        }
+
+
+def prepare(
+    config: Config, *, model: nn.Module | None = None, data: Data | None = None, graph: Graph | None = None
+) -> Experiment:
+    """Load, partition and check everything that `config` names, or take the objects given instead."""
+    _check_device(config.engine.device)
+    streams = Streams(config.seed)
+    for name, given, setting in (("graph", graph, config.graph.kind), ("data", data, config.data.name)):
+        if setting == "python" and given is None:
+            raise PdslError(f"this config's {name} was given as an object in Python; it cannot be loaded from a file")
+    graph = graph or graphs.build(config.graph, streams)
+    data = data or load(config.data, streams, graph.agents)
+    parts = partition(data.y, graph.agents, config.partition, streams, data.owner)
+    validation, test = split_public(data, config.data.validation, streams)
+    if model is None:
+        model = models.build(config.model, data.name, data.x.shape[1:], data.classes, streams)
+    network = Network(model, config.engine.device)
+    network.check(validation[0], data.classes)
+    if network.mixes_records and (config.privacy.mode != "none" or config.privacy.clipping == "per-sample"):
+        raise PdslError(
+            f"the model's {network.mixes_records} mixes records, so one record's gradient is not its own and cannot be"
+            " clipped or kept private; use GroupNorm, or privacy.mode=none with privacy.clipping=batch"
+        )
+    batches = Batches([len(part) for part in parts], config.batch, streams)
+    releases = [config.algorithm.releases(int(k)) for k in graph.degrees]
+    sigma = sigmas(config.privacy, graph, batches, releases, config.shapley.floor)
+    return Experiment(config, data, graph, network, parts, batches, validation, test, sigma, streams)
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as e:
+        raise PdslError(f"engine.device={name}: {str(e).splitlines()[0]}; try engine.device=cpu") from e
+
+
+@dataclass(frozen=True)
+class Step:
+    """The end of a round: its row of facts and the algorithm's state."""
+
+    row: Row
+    state: Any
+
+    @property
+    def t(self) -> int:
+        return int(self.row["round"])
+
+
+def rounds(experiment: Experiment, state: Any = None, after: int = 0) -> Iterator[Step]:
+    """Rounds after+1, …, T, starting from `state` (the algorithm's first state if None).
+
+    A row depends on the config and the round alone: not on T, on when the run was interrupted, or on the workers.
+    """
+    e, config = experiment, experiment.config
+    device = e.network.device
+    count = config.engine.workers or (None if device.type == "cpu" else 1)
+    with Workers(count) as workers:
+        engine = Local(e.graph)
+        Q = Validation(e.network, e.validation[0].to(device), e.validation[1].to(device), e.streams, workers)
+        owners = Owners(
+            e.network,
+            [_channels_last(e.data.x[part].to(device)) for part in e.parts],
+            [e.data.y[part].to(device) for part in e.parts],
+            e.batches,
+            config.privacy.clipping,
+            config.privacy.max_grad_norm,
+            workers,
+            choose_per_sample(e.network, Q.inputs, Q.labels),
+        )
+        noise = Noise(e.sigma, e.streams, workers)
+        if state is None:
+            state = config.algorithm.init(e.network.start().repeat(e.graph.agents, 1))
+        for t in range(after + 1, config.rounds + 1):
+            state, facts = config.algorithm.step(state, Round(t, engine, owners, noise, Q))
+            if not torch.isfinite(state.x).all():
+                raise PdslError(
+                    f"diverged in round {t}: a model has infinite or undefined parameters; try a smaller"
+                    f" algorithm.learning_rate (now {getattr(config.algorithm, 'learning_rate', '?')}) or less noise"
+                )
+            yield Step(_row(e, t, state.x, engine, workers) | facts, state)
+
+
+def _row(e: Experiment, t: int, x: Tensor, engine: Engine, workers: Workers) -> Row:
+    row: Row = {
+        "round": t,
+        "consensus": (x - x.mean(0)).double().norm(dim=1).mean().item(),
+        "messages": engine.messages,
+        "bytes": engine.bytes,
+    }
+    engine.messages = engine.bytes = 0
+    if t % e.config.evaluate_every == 0:
+        row |= evaluate(e, x, workers).as_row()
+    return row
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How the agents' own models, and the mean of them, do on the test set."""
+
+    accuracies: list[float]
+    losses: list[float]
+    accuracy_of_mean: float
+
+    @property
+    def accuracy(self) -> float:
+        return sum(self.accuracies) / len(self.accuracies)
+
+    @property
+    def loss(self) -> float | None:
+        """Mean over the agents; None where a model's scores overflow."""
+        mean = sum(self.losses) / len(self.losses)
+        return mean if math.isfinite(mean) else None
+
+    def as_row(self) -> Row:
+        return {
+            "accuracy": self.accuracy,
+            "accuracy_min": min(self.accuracies),
+            "accuracy_max": max(self.accuracies),
+            "accuracy_of_mean": self.accuracy_of_mean,
+            "loss": self.loss,
+        }
+
+
+def evaluate(e: Experiment, x: Tensor, workers: Workers) -> Evaluation:
+    """Every agent's model x_i and the mean model, on the test records that are not in Q; equal models once."""
+    inputs, labels = (tensor.to(x.device) for tensor in e.test)
+    everyone = torch.cat([x, x.mean(0, keepdim=True)])
+    digests = row_digests(everyone)
+    distinct = {digest: row for row, digest in enumerate(digests)}
+
+    def one(row: int) -> tuple[float, float]:
+        logits = e.network.logits(everyone[row], inputs)
+        return models.accuracy(logits, labels), cross_entropy(logits.double(), labels).item()
+
+    of = dict(zip(distinct, workers.map(one, distinct.values()), strict=True))
+    accuracies, losses = zip(*(of[digest] for digest in digests), strict=True)
+    return Evaluation(list(accuracies[:-1]), list(losses[:-1]), accuracies[-1])
+
+
+def final_evaluation(e: Experiment, x: Tensor) -> Evaluation:
+    """`evaluate` after the loop has ended."""
+    with Workers(e.config.engine.workers) as workers:
+        return evaluate(e, x, workers)
+
+
+def models_sha256(x: Tensor) -> str:
+    """One hash of all agents' models."""
+    return hashlib.sha256(x.detach().cpu().contiguous().numpy()).hexdigest()
+
+
+def state_tensors(state: Any) -> dict[str, Tensor]:
+    """A state's tensors by name; `type(state)(**tensors)` makes it again."""
+    return {f.name: getattr(state, f.name) for f in fields(state)}
+
+
+def state_from(config: Config, tensors: dict[str, Tensor]) -> Any:
+    """The state of `config`'s algorithm from its tensors."""
+    kind = type(config.algorithm.init(torch.zeros(1, 1)))
+    return partial(kind)(**{name: tensor.to(config.engine.device) for name, tensor in tensors.items()})
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    return images.contiguous(memory_format=torch.channels_last) if images.ndim == 4 else images

@@ -1,0 +1,159 @@
+"""Algorithm 1 on the engine against its literal reading: same batches, same noise, same permutations, same models."""
+
+import copy
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pdsl.config import validated
+from pdsl.train import Experiment, Step, prepare, rounds
+from tests.oracles import literal
+
+T = 4
+TOLERANCE = 1e-5
+
+
+def experiment(**sections: dict[str, object]) -> Experiment:
+    values: dict[str, object] = {
+        "rounds": T,
+        "seed": 3,
+        "model": {"channels": [3, 4]},
+        "batch": {"size": 24},
+        "privacy": {"mode": "noise", "sigma": 0.02},
+        "shapley": {"estimator": "exact"},
+        "data": {"validation": 60},
+    }
+    for name, section in sections.items():
+        values[name] = {**values.get(name, {}), **section} if isinstance(section, dict) else section  # type: ignore[dict-item]
+    return prepare(validated(values, "test"))
+
+
+def literally(e: Experiment) -> literal.Trace:
+    c, s = e.config, e.config.shapley
+    estimator = {"montecarlo": s.permutations, "exact": None}[s.estimator]
+    hyper = literal.Hyper(
+        gamma=c.algorithm.learning_rate,  # type: ignore[attr-defined]
+        alpha=c.algorithm.momentum,  # type: ignore[attr-defined]
+        C=c.privacy.max_grad_norm,
+        clipping=c.privacy.clipping,
+        R=estimator,
+        empty=s.empty,
+        weighting=s.weighting,
+        floor=s.floor,
+        step_scale=c.algorithm.step_scale,  # type: ignore[attr-defined]
+    )
+
+    def noise(i: int, j: int, t: int, d: int) -> Tensor:
+        n = e.streams.generator("noise", i, t, j).standard_normal(d, dtype=np.float32)
+        return torch.from_numpy(e.sigma[i] * n).float()
+
+    def permutation(i: int, t: int, r: int, k: int) -> list[int]:
+        orders = e.streams.generator("permutations", i, t).permuted(np.tile(np.arange(k), (s.permutations, 1)), axis=1)
+        return [int(j) for j in orders[r - 1]]
+
+    return literal.run(
+        template=copy.deepcopy(e.network.module),
+        W=e.graph.W,
+        data=[(e.data.x[part], e.data.y[part]) for part in e.parts],
+        Q=e.validation,
+        T=T,
+        hyper=hyper,
+        batch=e.batches.draw,
+        noise=noise,
+        permutation=permutation,
+        divisor=lambda i, t, size: e.batches.divisor(i),
+    )
+
+
+def compare(e: Experiment) -> list[Step]:
+    trace = literally(e)
+    steps = list(rounds(e))
+    edges = list(zip(e.graph.receiver.tolist(), e.graph.sender.tolist(), strict=True))
+    for step in steps:
+        t = step.t
+        assert torch.allclose(step.state.x, trace.x[t], rtol=0, atol=TOLERANCE)
+        assert torch.allclose(step.state.u, trace.u[t], rtol=0, atol=TOLERANCE * 10)
+        if e.config.shapley.weighting != "uniform":
+            phi = [float(trace.phi[t - 1][edge]) for edge in edges]
+            assert step.row["shapley"]["phi"] == pytest.approx(phi, abs=1e-12)
+    return steps
+
+
+GRAPHS = [{"kind": "full", "agents": 4}, {"kind": "ring", "agents": 5}, {"kind": "bipartite", "agents": 5}]
+CLIPPINGS = ["batch", "per-sample"]
+
+
+@pytest.mark.parametrize(
+    ("graph", "clipping"), list(itertools.product(GRAPHS, CLIPPINGS)), ids=lambda v: v["kind"] if "kind" in v else v
+)
+def test_agrees_with_the_literal_algorithm(graph: dict[str, object], clipping: str) -> None:
+    compare(experiment(graph=graph, privacy={"clipping": clipping}))
+
+
+@pytest.mark.parametrize("graph", GRAPHS, ids=lambda g: g["kind"])
+def test_agrees_in_the_papers_own_settings(graph: dict[str, object]) -> None:
+    """Fixed batches, whole-batch clipping, Algorithm 2 with v(∅) = 0, min-max without a floor, weights over ω."""
+    compare(
+        experiment(
+            graph=graph,
+            batch={"size": 20, "sampler": "fixed"},
+            model={"activation": "relu"},
+            privacy={"clipping": "batch"},
+            algorithm={"learning_rate": 0.05, "step_scale": "paper"},
+            shapley={"estimator": "montecarlo", "permutations": 6, "empty": "zero", "floor": 0.0},
+        )
+    )
+
+
+@pytest.mark.parametrize("sections", [
+    {"shapley": {"weighting": "uniform"}},
+    {"algorithm": {"momentum": 0.0}},
+    {"model": {"name": "mlp", "hidden": 9}},
+    {"model": {"name": "softmax"}},
+    {"privacy": {"mode": "none", "sigma": None}},
+    {"privacy": {"mode": "noise", "sigma": None, "noise_multiplier": 0.7}, "graph": {"kind": "star", "agents": 4}},
+    {"partition": {"kind": "shards"}, "graph": {"kind": "line", "agents": 5}},
+], ids=lambda s: next(iter(s)))  # fmt: skip
+def test_agrees_in_other_settings(sections: dict[str, dict[str, object]]) -> None:
+    compare(experiment(**{"graph": {"kind": "ring", "agents": 4}, **sections}))
+
+
+def test_uniform_weights_are_averaged_cross_gradients() -> None:
+    e = experiment(graph={"kind": "ring", "agents": 4}, shapley={"weighting": "uniform"}, algorithm={"momentum": 0.0})
+    first = next(iter(rounds(e)))
+    trace = literally(e)
+    x0, W = trace.x[0], torch.from_numpy(e.graph.W).float()
+    gamma = e.config.algorithm.learning_rate  # type: ignore[attr-defined]
+    averages = torch.stack(
+        [torch.stack([trace.g_hat[0][j, i] for j in e.graph.neighbourhood(i).tolist()]).mean(0) for i in range(4)]
+    )
+    assert torch.allclose(first.state.x, W @ (x0 - gamma * averages), atol=1e-6)
+
+
+def test_a_row_does_not_depend_on_how_many_rounds_were_asked_for() -> None:
+    short, long = experiment(rounds=2), experiment(rounds=T)  # type: ignore[arg-type]
+    for a, b in zip(rounds(short), rounds(long), strict=False):
+        assert a.row == b.row
+        assert torch.equal(a.state.x, b.state.x)
+
+
+@pytest.mark.parametrize("estimator", ["exact", "montecarlo", "fast"])
+def test_workers_do_not_change_a_bit(estimator: str) -> None:
+    one = list(rounds(experiment(shapley={"estimator": estimator}, engine={"workers": 1})))
+    three = list(rounds(experiment(shapley={"estimator": estimator}, engine={"workers": 3})))
+    assert [s.row for s in one] == [s.row for s in three]
+    assert torch.equal(one[-1].state.x, three[-1].state.x)
+
+
+def test_torch_threads_are_given_back() -> None:
+    before = torch.get_num_threads()
+    list(rounds(experiment(rounds=1)))  # type: ignore[arg-type]
+    assert torch.get_num_threads() == before
+
+
+def test_another_seed_is_another_run() -> None:
+    a, b = (next(iter(rounds(experiment(seed=seed)))) for seed in (1, 2))  # type: ignore[arg-type]
+    assert not torch.equal(a.state.x, b.state.x)
