@@ -87,7 +87,9 @@ CLIPPINGS = ["batch", "per-sample"]
 
 
 @pytest.mark.parametrize(
-    ("graph", "clipping"), list(itertools.product(GRAPHS, CLIPPINGS)), ids=lambda v: v["kind"] if "kind" in v else v
+    ("graph", "clipping"),
+    list(itertools.product(GRAPHS, CLIPPINGS)),
+    ids=lambda v: v if isinstance(v, str) else v["kind"],
 )
 def test_agrees_with_the_literal_algorithm(graph: dict[str, object], clipping: str) -> None:
     compare(experiment(graph=graph, privacy={"clipping": clipping}))

@@ -13,6 +13,7 @@ import hashlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy, unfold
 
 from pdsl.data.batches import Batches
-from pdsl.models import Network
+from pdsl.models import Network, channels_last
 from pdsl.parallel import Workers
 
 GRADIENT_BLOCK = 50  # records per backward pass of per-sample clipping; bounds memory and fits the cache
@@ -63,7 +64,8 @@ def per_sample_clipped(
     record whose gradient has a non-finite entry counts as zero.
     """
     total = torch.zeros_like(x)
-    for a, b in zip(inputs.split(GRADIENT_BLOCK), labels.split(GRADIENT_BLOCK), strict=True):
+    blocks = zip(torch.split(inputs, GRADIENT_BLOCK), torch.split(labels, GRADIENT_BLOCK), strict=True)
+    for a, b in blocks:
         total += clipped_sum(network, x, a, b, C)
     return total / divisor
 
@@ -96,36 +98,55 @@ def clipped_sum_by_layers(network: Network, x: Tensor, inputs: Tensor, labels: T
         for p in replica.parameters:
             p.requires_grad_(True)
 
-    n = len(labels)
-    squared_norms = torch.zeros(n, dtype=torch.float64, device=x.device)
-    weighted: dict[int, Callable[[Tensor], Tensor]] = {}  # parameter -> Σ factor · gradient, given the factors
-    for (layer, a, _), delta in zip(seen, deltas, strict=True):
-        if isinstance(layer, nn.Linear) and a.ndim == 2:
-            squared_norms += a.double().square().sum(1) * delta.double().square().sum(1)
-            weighted[id(layer.weight)] = lambda f, a=a, delta=delta: (delta * f[:, None]).T @ a
-            bias_grad = delta
-        else:
-            if isinstance(layer, nn.Conv2d):
-                columns = unfold(a, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # type: ignore[arg-type]
-                delta = delta.reshape(n, delta.shape[1], -1)
-            else:  # linear over a sequence: positions play the part of pixels
-                columns = a.reshape(n, -1, a.shape[-1]).transpose(1, 2)
-                delta = delta.reshape(n, -1, delta.shape[-1]).transpose(1, 2)
-            g = torch.bmm(delta, columns.transpose(1, 2)).reshape(n, -1)
-            squared_norms += g.double().square().sum(1)
-            weighted[id(layer.weight)] = lambda f, g=g: f @ g
-            bias_grad = delta.sum(2)
-        if layer.bias is not None:
-            squared_norms += bias_grad.double().square().sum(1)
-            weighted[id(layer.bias)] = lambda f, g=bias_grad: f @ g
-
+    parts = [part for (layer, a, _), delta in zip(seen, deltas, strict=True) for part in _by_parameter(layer, a, delta)]
+    squared_norms = torch.stack([part.squared_norms for part in parts]).sum(0)
     finite = torch.isfinite(squared_norms)
     if not finite.all():
         if not finite.any():
             return torch.zeros_like(x)
         return clipped_sum_by_layers(network, x, inputs[finite], labels[finite], C)
     factors = clip_factors(squared_norms, C).float()
-    return torch.cat([weighted[id(p)](factors).reshape(-1) for p in replica.parameters])
+    sums = {id(part.parameter): part.sum(factors) for part in parts}
+    return torch.cat([sums[id(p)].reshape(-1) for p in replica.parameters])
+
+
+@dataclass(frozen=True)
+class _PerRecord:
+    """The gradients of one parameter, one per record, as far as they need to be known."""
+
+    parameter: Tensor
+    squared_norms: Tensor  # [n] float64
+    sum: Callable[[Tensor], Tensor]  # Σ_r f_r g_r, given factors f [n]
+
+
+def _rows(parameter: Tensor, g: Tensor) -> _PerRecord:
+    """Gradients that are there, a row each [n, size]."""
+    return _PerRecord(parameter, g.double().square().sum(1), lambda f: f @ g)
+
+
+def _outer(parameter: Tensor, delta: Tensor, a: Tensor) -> _PerRecord:
+    """Gradients δ_r a_rᵀ, which need not be built: the norm is a product of norms, the sum a matrix product."""
+    squared_norms = a.double().square().sum(1) * delta.double().square().sum(1)
+    return _PerRecord(parameter, squared_norms, lambda f: (delta * f[:, None]).T @ a)
+
+
+def _by_parameter(layer: nn.Module, a: Tensor, delta: Tensor) -> list[_PerRecord]:
+    """From a layer's input and the loss's derivative by its output to the gradients of its weight and bias."""
+    n = len(delta)
+    if isinstance(layer, nn.Linear) and a.ndim == 2:
+        weight = _outer(layer.weight, delta, a)
+        bias = delta
+    else:
+        if isinstance(layer, nn.Conv2d):
+            assert not isinstance(layer.padding, str)
+            columns = unfold(a, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+            delta = delta.reshape(n, delta.shape[1], -1)
+        else:  # a linear layer over a sequence: positions play the part of pixels
+            columns = a.reshape(n, -1, a.shape[-1]).transpose(1, 2)
+            delta = delta.reshape(n, -1, delta.shape[-1]).transpose(1, 2)
+        weight = _rows(cast(Tensor, layer.weight), torch.bmm(delta, columns.transpose(1, 2)).reshape(n, -1))
+        bias = delta.sum(2)
+    return [weight] if layer.bias is None else [weight, _rows(cast(Tensor, layer.bias), bias)]
 
 
 def clipped_sum_by_vmap(network: Network, x: Tensor, inputs: Tensor, labels: Tensor, C: float) -> Tensor:
@@ -214,7 +235,7 @@ class Owners:
         def one(row: int) -> Tensor:
             agent = keys[row][0]
             batch = self.batches.draw(agent, t)
-            inputs, labels = self.inputs[agent][batch], self.labels[agent][batch]
+            inputs, labels = channels_last(self.inputs[agent][batch]), self.labels[agent][batch]
             divisor = self.batches.divisor(agent)
             if self.clipping == "batch":
                 return batch_clipped(self.network, x[row], inputs, labels, self.C, divisor)

@@ -16,8 +16,8 @@ class Section(BaseModel):
 
 
 class DataSettings(Section):
-    name: Literal["digits", "mnist", "fashion-mnist", "cifar10", "npz"] = Field(
-        "digits", description="data set; npz takes your own files from data.path"
+    name: Literal["digits", "mnist", "fashion-mnist", "cifar10", "npz", "python"] = Field(
+        "digits", description="data set; npz: your own files at data.path; python: an object given to pdsl.train"
     )
     path: str | None = Field(None, description="for npz: one file with x and y, or a folder with one file per agent")
     validation: int | None = Field(
@@ -50,7 +50,8 @@ class GraphSettings(Section):
         "small-world",
         "exponential",
         "file",
-    ] = Field("ring", description="topology; file reads an edge list from graph.path")
+        "python",
+    ] = Field("ring", description="topology; file: an edge list at graph.path; python: a graph given to pdsl.train")
     agents: int = Field(10, ge=2, description="number of agents M")
     degree: int = Field(4, ge=1, description="k-regular and small-world: neighbours of each agent, self not counted")
     probability: float = Field(0.3, gt=0, le=1, description="erdos-renyi: edge; small-world: rewiring probability")

@@ -87,12 +87,13 @@ def members(mask: int) -> list[int]:
 def shares(phi: Values, settings: ShapleySettings) -> Values:
     """Each member's share of the aggregate: φ̂/Σφ̂ of equations (19) and (20), raised to at least λ/k; sums to 1."""
     k = len(phi)
-    uniform = np.full(k, 1 / k)
+    uniform: Values = np.full(k, 1 / k)
     spread = phi.max() - phi.min()
     if settings.weighting == "uniform" or spread == 0:
         return uniform  # equal values: nobody is worth more than another, and (19) would be 0/0
-    phi_hat = (phi - phi.min()) / spread
-    return (1 - settings.floor) * phi_hat / phi_hat.sum() + settings.floor * uniform
+    phi_hat: Values = (phi - phi.min()) / spread
+    raised: Values = (1 - settings.floor) * phi_hat / phi_hat.sum() + settings.floor * uniform
+    return raised
 
 
 @dataclass(frozen=True)
@@ -124,52 +125,79 @@ class Validation:
         """
         if settings.weighting == "uniform":
             return [Valuation(np.zeros(len(c)), "none", 0) for c in candidates]
-        empty = self._hits(x) if settings.empty == "model" else [0] * len(x)
+        plans = [self._plan(t, agent, len(c), settings) for agent, c in zip(agents, candidates, strict=True)]
+        empty = self._hits_of_models(x) if settings.empty == "model" else [0] * len(x)
+
+        # Agents with the same candidates (a full graph without noise) play the same game: it is evaluated once.
+        games: dict[bytes, _Game] = {}
+        keys = [b"".join(row_digests(c)) for c in candidates]
+        for key, c, (estimator, plan) in zip(keys, candidates, plans, strict=True):
+            game = games.setdefault(key, _Game(c, estimator, {}))
+            game.hits.update(dict.fromkeys(s for s in plan.coalitions if s))
+        self._evaluate(list(games.values()))
+
         valuations = []
-        for agent, v_empty, x_ij in zip(agents, empty, candidates, strict=True):
-            k = len(x_ij)
-            estimator = settings.estimator if settings.estimator != "auto" else "exact" if k <= EXACT_TO else "fast"
-            plan = self._plan(estimator, k, t, agent, settings.permutations)
-            sets = [s for s in plan.coalitions if s]
-            hits = self._hits_of_mean_logits(x_ij, sets) if estimator == "fast" else self._hits_of_means(x_ij, sets)
-            v = dict(zip(sets, hits, strict=True)) | {0: v_empty}
-            phi = plan.phi(np.array([v[s] for s in plan.coalitions], dtype=np.float64), k) / len(self.labels)
+        for key, v_empty, (estimator, plan) in zip(keys, empty, plans, strict=True):
+            v = games[key].hits | {0: v_empty}
+            hits = np.array([v[s] for s in plan.coalitions], dtype=np.float64)
+            phi = plan.phi(hits, len(games[key].models)) / len(self.labels)
             valuations.append(Valuation(phi, estimator, len(plan.coalitions)))
         return valuations
 
-    def _plan(self, estimator: str, k: int, t: int, agent: int, R: int) -> Plan:
-        if estimator == "exact" or (estimator == "fast" and k <= EXACT_LOGITS_TO):
-            if k > EXACT_LIMIT:
-                raise PdslError(
-                    f"shapley.estimator=exact needs 2^{k} evaluations for a neighbourhood of {k} members;"
-                    " try montecarlo or fast"
-                )
-            return exact(k)
-        orders = self.streams.generator("permutations", agent, t).permuted(np.tile(np.arange(k), (R, 1)), axis=1)
-        return monte_carlo(orders)
+    def _plan(self, t: int, agent: int, k: int, settings: ShapleySettings) -> tuple[str, Plan]:
+        """The estimator's name and its coalitions for a neighbourhood of k members."""
+        name: str = settings.estimator
+        if name == "auto":
+            name = "exact" if k <= EXACT_TO else "fast"
+        if name == "exact" and k > EXACT_LIMIT:
+            raise PdslError(
+                f"shapley.estimator=exact needs 2^{k} evaluations for a neighbourhood of {k} members;"
+                " try montecarlo or fast"
+            )
+        if name == "exact" or (name == "fast" and k <= EXACT_LOGITS_TO):
+            return name, exact(k)
+        generator = self.streams.generator("permutations", agent, t)
+        orders = generator.permuted(np.tile(np.arange(k), (settings.permutations, 1)), axis=1)  # Algorithm 2, line 3
+        return name, monte_carlo(orders)
 
-    def _hits(self, models: Tensor) -> list[int]:
-        """Right answers on Q of each model [n, d]; equal models are evaluated once."""
-        digests = row_digests(models)
-        distinct = {digest: row for row, digest in enumerate(digests)}
-        hits = self.workers.map(lambda row: self._hits_of_one(models[row]), distinct.values())
-        of = dict(zip(distinct, hits, strict=True))
-        return [of[digest] for digest in digests]
+    def _evaluate(self, games: "list[_Game]") -> None:
+        """Fill in the hits of every coalition asked for, all workers busy."""
+        true = [(game, s) for game in games if game.estimator != "fast" for s in game.hits]
+        counts = self.workers.map(lambda task: self._hits_of_model(task[0].models[members(task[1])].mean(0)), true)
+        for (game, s), hits in zip(true, counts, strict=True):
+            game.hits[s] = hits  # the coalition's model is the mean of its members' models: equation 17
+        for game in games:
+            if game.estimator == "fast":
+                self._evaluate_by_logits(game)
 
-    def _hits_of_one(self, x: Tensor) -> int:
-        return _hits(self.network.logits(x, self.inputs), self.labels)
-
-    def _hits_of_means(self, x_ij: Tensor, sets: Sequence[int]) -> list[int]:
-        """The coalition's true model is the mean of its members' models (equation 17)."""
-        return self.workers.map(lambda s: self._hits_of_one(x_ij[members(s)].mean(0)), sets)
-
-    def _hits_of_mean_logits(self, x_ij: Tensor, sets: Sequence[int]) -> list[int]:
-        """`fast`: x_{i,S} is a small step from x_i, so to first order its logits are the mean of its members' logits.
+    def _evaluate_by_logits(self, game: "_Game") -> None:
+        """x_{i,S} is a small step from x_i, so to first order its logits are the mean of its members' logits.
 
         k forward passes over Q instead of one for each coalition.
         """
-        logits = torch.stack(self.workers.map(lambda x: self.network.logits(x, self.inputs), x_ij))  # [k, |Q|, classes]
-        return self.workers.map(lambda s: _hits(logits[members(s)].sum(0), self.labels), sets)
+        logits = torch.stack(self.workers.map(lambda x: self.network.logits(x, self.inputs), game.models))
+        counts = self.workers.map(lambda s: _hits(logits[members(s)].sum(0), self.labels), game.hits)
+        game.hits.update(zip(game.hits, counts, strict=True))
+
+    def _hits_of_model(self, x: Tensor) -> int:
+        return _hits(self.network.logits(x, self.inputs), self.labels)
+
+    def _hits_of_models(self, x: Tensor) -> list[int]:
+        """Right answers on Q of each model [n, d]; equal models are evaluated once."""
+        digests = row_digests(x)
+        distinct = {digest: row for row, digest in enumerate(digests)}
+        hits = self.workers.map(lambda row: self._hits_of_model(x[row]), distinct.values())
+        of = dict(zip(distinct, hits, strict=True))
+        return [of[digest] for digest in digests]
+
+
+@dataclass(frozen=True)
+class _Game:
+    """One neighbourhood's candidates and, for each coalition asked for, its right answers on Q."""
+
+    models: Tensor  # [k, d]
+    estimator: str
+    hits: dict[int, int | None]
 
 
 def _hits(logits: Tensor, labels: Tensor) -> int:

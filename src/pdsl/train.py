@@ -5,9 +5,8 @@
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
-from functools import partial
 from typing import Any
 
 import torch
@@ -124,7 +123,7 @@ def rounds(experiment: Experiment, state: Any = None, after: int = 0) -> Iterato
         Q = Validation(e.network, e.validation[0].to(device), e.validation[1].to(device), e.streams, workers)
         owners = Owners(
             e.network,
-            [_channels_last(e.data.x[part].to(device)) for part in e.parts],
+            [e.data.x[part].to(device) for part in e.parts],
             [e.data.y[part].to(device) for part in e.parts],
             e.batches,
             config.privacy.clipping,
@@ -210,7 +209,7 @@ def final_evaluation(e: Experiment, x: Tensor) -> Evaluation:
 
 def models_sha256(x: Tensor) -> str:
     """One hash of all agents' models."""
-    return hashlib.sha256(x.detach().cpu().contiguous().numpy()).hexdigest()
+    return hashlib.sha256(x.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
 def state_tensors(state: Any) -> dict[str, Tensor]:
@@ -220,9 +219,5 @@ def state_tensors(state: Any) -> dict[str, Tensor]:
 
 def state_from(config: Config, tensors: dict[str, Tensor]) -> Any:
     """The state of `config`'s algorithm from its tensors."""
-    kind = type(config.algorithm.init(torch.zeros(1, 1)))
-    return partial(kind)(**{name: tensor.to(config.engine.device) for name, tensor in tensors.items()})
-
-
-def _channels_last(images: Tensor) -> Tensor:
-    return images.contiguous(memory_format=torch.channels_last) if images.ndim == 4 else images
+    kind: Callable[..., Any] = type(config.algorithm.init(torch.zeros(1, 1)))
+    return kind(**{name: tensor.to(config.engine.device) for name, tensor in tensors.items()})

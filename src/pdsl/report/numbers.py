@@ -10,10 +10,10 @@ def percent(value: float | None) -> str:
 
 
 def plain(value: float | None) -> str:
-    """Three digits, or whole thousands."""
+    """Three digits, or all of a larger whole number."""
     if value is None:
         return "—"
-    return (f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}").replace("-", "−")
+    return (f"{value:,.0f}" if 100 <= abs(value) < 1e9 else f"{value:.3g}").replace("-", "−")
 
 
 def signed(value: float, decimals: int) -> str:
@@ -24,7 +24,7 @@ def signed(value: float, decimals: int) -> str:
 def size(count: float) -> str:
     """A number of bytes."""
     power = min(4, int(math.log10(count)) // 3) if count >= 1 else 0
-    return f"{count / 1000**power:.3g}{SPACE}{('B', 'kB', 'MB', 'GB', 'TB')[power]}"
+    return f"{plain(count / 1000**power)}{SPACE}{('B', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
 def duration(seconds: float | None) -> str:

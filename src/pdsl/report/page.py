@@ -108,8 +108,8 @@ def _figures(run: Run) -> str:
     held = holdings(run.setup["labels"], run.summary["accuracy_per_agent"] if run.summary else [])
     left = [
         _figure("Accuracy", "On test data, in the rounds that were evaluated.", accuracy),
-        _figure("Loss", "In the rounds that were evaluated.", loss),
-        _figure("Consensus distance", "How far the agents' models lie from their mean.", consensus),
+        _figure("Loss", "Mean over agents, on test data.", loss),
+        _figure("Consensus distance", "How far, on average, an agent's model lies from the mean of all.", consensus),
         _figure("What each agent holds", "Records by class.", held),
     ]
     return element("div", element("div", *left), element("div", _graph(run), _values(run)), class_="columns")

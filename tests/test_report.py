@@ -1,0 +1,330 @@
+"""The report page: what it says equals what the run directory holds, and it needs nothing but itself."""
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from pdsl.errors import PdslError
+from pdsl.report import write_report
+from pdsl.report.curves import BOTTOM, LEFT, RIGHT, TOP
+from pdsl.report.numbers import chunks, duration, nice, plain, signed, size, ticks_between, ticks_to
+
+FIGURES = ["Accuracy", "Loss", "Consensus distance", "What each agent holds", "Who listens to whom"]
+VALUES = "What each message was worth: Shapley value φ"
+PRIVACY = "ε is not stated: the noise came from a seed."
+
+Fields = dict[str, Any]
+
+
+def ring(M: int) -> list[list[float]]:
+    return [[i, j, 1 / 3] for i in range(M) for j in sorted({(i - 1) % M, i, (i + 1) % M})]
+
+
+def a_row(t: int, edges: int, valued: bool = True) -> Fields:
+    row: Fields = {"round": t, "consensus": 0.4 / t, "bytes": 1500, "messages": 4}
+    row |= {"accuracy": 0.5 + t / 100, "accuracy_min": 0.4, "accuracy_max": 0.9, "accuracy_of_mean": 0.6 + t / 100}
+    row["loss"] = 2.0 / t
+    if valued:
+        phi = [0.01 * (e % 5 - 2) * t for e in range(edges)]
+        row["shapley"] = {"estimator": "exact", "coalitions": 8, "spread": 0.02, "phi": phi, "share": [1 / 3] * edges}
+    return row
+
+
+def make_run(
+    path: Path, M: int = 4, T: int = 5, valued: bool = True, name: str = "digits-ring", end: bool = True
+) -> Path:
+    path.mkdir()
+    edges = ring(M)
+    labels = [[10 * i + 1, 0, 7] for i in range(M)]
+    setup = {"agents": M, "edges": edges, "labels": labels, "parameters": 4810, "spectral_gap": 0.3}
+    setup |= {"graph": f"ring of {M} agents, 3 members each", "data": "digits", "validation": 299, "test": 300}
+    (path / "setup.json").write_text(json.dumps(setup))
+    (path / "config.toml").write_text(
+        f"name = {json.dumps(name)}\nrounds = {T}\nseed = 7\n[graph]\nkind = 'ring'\n[engine]\n"
+    )
+    write_rows(path, [a_row(t, len(edges), valued) for t in range(1, T + 1)])
+    if end:
+        summary: Fields = {"accuracy": 0.9414, "accuracy_of_mean": 0.9521, "loss": 0.2345, "rounds": T, "agents": M}
+        summary |= {"seconds": 41.37, "epsilon": None, "sigma": 0.0596, "privacy": PRIVACY, "notes": ["A <note>."]}
+        summary["accuracy_per_agent"] = [0.9 + i / 1000 for i in range(M)]
+        (path / "summary.json").write_text(json.dumps(summary))
+    return path
+
+
+def read_rows(run: Path) -> list[Fields]:
+    return [json.loads(line) for line in (run / "rows.jsonl").read_text().splitlines()]
+
+
+def write_rows(run: Path, rows: list[Fields]) -> None:
+    (run / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+class Page(HTMLParser):
+    """A written report: its tags with their attributes, and its text outside of <style> and <script>."""
+
+    def __init__(self, run: Path) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.code = False
+        self.html = write_report(run).read_text(encoding="utf-8")
+        self.feed(self.html)
+        self.text = " ".join(self.text.split())  # no-break spaces too
+        self.svgs = [ET.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", self.html, re.DOTALL)]
+        marks = [
+            (parent, mark) for svg in self.svgs for parent in svg.iter() for mark in parent if mark.get("data-tip")
+        ]
+        said = [f"{parent.get('data-of', '')} {mark.get('data-tip')}" for parent, mark in marks]
+        self.tips = {" ".join(text.split()) for text in said}
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self.code = tag in ("style", "script")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.code = False
+
+    def handle_data(self, data: str) -> None:
+        self.text += "" if self.code else f" {data}"
+
+    def titles(self) -> list[str]:
+        return re.findall(r"<h2>(.*?)</h2>", self.html)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "a")
+
+
+@pytest.fixture(scope="module")
+def page(run: Path) -> Page:
+    return Page(run)
+
+
+def test_the_page_is_in_the_run_directory_and_nothing_is_left_aside(run: Path, page: Page) -> None:
+    assert write_report(run) == run / "report.html"
+    assert sorted(p.name for p in run.iterdir()) == [
+        "config.toml",
+        "report.html",
+        "rows.jsonl",
+        "setup.json",
+        "summary.json",
+    ]
+
+
+def test_every_figure_is_there(page: Page) -> None:
+    assert page.titles() == ["Privacy", "Notes", *FIGURES, VALUES, "Settings", "Repeat it"]
+    assert sum(svg.get("role") == "img" for svg in page.svgs) == 6
+
+
+def test_nothing_is_loaded(page: Page) -> None:
+    assert not [tag for tag, attributes in page.tags if {"src", "href", "xlink:href", "srcset"} & set(attributes)]
+    assert not [tag for tag, _ in page.tags if tag in ("link", "iframe", "img", "object")]
+    assert "@import" not in page.html
+    assert "://" not in page.html
+    assert set(re.findall(r"url\((.*?)\)", page.html)) == {"#head"}
+    assert "default-src 'none'" in page.html
+
+
+def test_the_verdict_and_the_tiles_are_the_summary(page: Page) -> None:
+    assert "4 agents on a ring learnt digits to 94.1 % in 5 rounds." in page.text
+    tiles = ["accuracy, mean over agents 94.1 %", "accuracy of the mean model 95.2 %", "loss 0.234", "rounds 5"]
+    for tile in [*tiles, "time 41.4 s", "sent between agents 7.5 kB", PRIVACY, "σ = 0.0596", "A <note>."]:
+        assert tile in page.text
+
+
+def test_curves_say_and_draw_each_row(run: Path, page: Page) -> None:
+    rows = read_rows(run)
+    for row in rows:
+        said = f"round {row['round']} mean over agents {100 * row['accuracy']:.3g} % mean model"
+        assert any(tip.startswith(said) for tip in page.tips)
+        assert f"round {row['round']} loss {row['loss']:.3g}" in page.tips
+        assert f"round {row['round']} consensus distance {row['consensus']:.3g}" in page.tips
+    [line] = [mark.get("d", "") for mark in page.svgs[3].iter() if mark.get("class") == "line first"]
+    drawn = [(float(x), float(y)) for x, y in re.findall(r"[ML]([\d.]+) ([\d.]+)", line)]
+    expected = [LEFT + (RIGHT - LEFT) * (row["round"] - 1) / 4 for row in rows]
+    assert [x for x, _ in drawn] == pytest.approx(expected, abs=0.06)
+    assert [y for _, y in drawn] == pytest.approx([BOTTOM - (BOTTOM - TOP) * row["accuracy"] for row in rows], abs=0.06)
+
+
+def test_bars_hold_each_agents_labels(page: Page) -> None:
+    for i in range(4):
+        assert {f"agent {i} class 0: {10 * i + 1}", f"agent {i} class 2: 7"} <= page.tips
+        assert f"{i} {10 * i + 8} {100 * (0.9 + i / 1000):.1f} %" in page.text
+    assert not [tip for tip in page.tips if "class 1" in tip]
+
+
+def test_the_heat_map_has_every_value_and_every_mean(run: Path, page: Page) -> None:
+    phi = [row["shapley"]["phi"] for row in read_rows(run)]
+    for e, (i, j, _) in enumerate(ring(4)):
+        for t, of_round in enumerate(phi, start=1):
+            assert f"{i:.0f} ← {j:.0f} round {t}: {signed(of_round[e], 3)}" in page.tips
+        assert f"{i:.0f} ← {j:.0f} {signed(fmean(of_round[e] for of_round in phi), 3)}" in page.text
+
+
+def test_arrows_say_the_mean_share(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", T=2)
+    rows = read_rows(run)
+    for row, first in zip(rows, (0.1, 0.4), strict=True):
+        row["shapley"]["share"][:3] = [first, 0.3, 0.7 - first]  # agent 0 hears 0, 1 and 3
+    write_rows(run, rows)
+    page = Page(run)
+    assert {"0 ← 1: 30.0 %", "0 ← 3: 45.0 %", "2 ← 1: 33.3 %"} <= page.tips
+    assert "agent 0 8 records gives itself 25.0 %" in page.tips
+
+
+def test_settings_and_how_to_repeat_it(page: Page) -> None:
+    assert "graph kind ring" in page.text
+    assert "rounds 5 seed 7" in page.text
+    assert "pdsl run config.toml" in page.text
+
+
+def test_a_hostile_name_stays_text(tmp_path: Path) -> None:
+    page = Page(make_run(tmp_path / "run", name='<script>alert("1")</script>&'))
+    assert [tag for tag, _ in page.tags].count("script") == 1
+    assert '<script>alert("1")</script>&' in page.text
+
+
+def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", T=5, end=False)
+    write_rows(run, read_rows(run)[:3])
+    with (run / "rows.jsonl").open("a") as rows:
+        rows.write('{"round": 4, "acc')  # cut in the middle of a row
+    page = Page(run)
+    assert "This run is unfinished: 4 agents on a ring have learnt digits to 53.0 % after 3 of 5 rounds." in page.text
+    assert "time —" in page.text
+
+
+def test_without_shapley_values_arrows_are_mixing_weights(tmp_path: Path) -> None:
+    page = Page(make_run(tmp_path / "run", valued=False))
+    assert "does not value messages" in page.text
+    assert "mixing weight ω" in page.text
+    assert "0 ← 1: 33.3 %" in page.tips
+
+
+def test_one_row(tmp_path: Path) -> None:
+    page = Page(make_run(tmp_path / "run", T=1))
+    assert "in 1 round." in page.text
+    assert "round 1 loss 2" in page.tips
+
+
+def test_rounds_without_evaluation_and_without_a_loss(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", end=False)
+    rows = read_rows(run)
+    for row in rows:
+        row["loss"] = None
+    for row in rows[:2] + rows[4:]:
+        row.pop("accuracy")
+        row.pop("loss")
+    write_rows(run, rows)
+    page = Page(run)
+    assert "loss —" in page.text
+    assert "Nothing was measured." in page.text
+    assert sum("mean over agents" in tip for tip in page.tips) == 2  # rounds 3 and 4
+    assert "have learnt digits to 54.0 %" in page.text
+
+
+def test_equal_values_and_numbers_that_are_not_finite(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    rows = read_rows(run)
+    for row in rows:
+        row |= {"accuracy": 1.0, "loss": float("nan"), "consensus": 0.0}
+        row["shapley"]["phi"] = [0.0] * 12
+    write_rows(run, rows)
+    page = Page(run)
+    assert "nan" not in page.text.lower()
+    assert "0 ← 1 round 1: 0" in page.tips
+    assert "round 5 consensus distance 0" in page.tips
+
+
+@pytest.mark.parametrize("M", [2, 20, 40, 41, 250])
+def test_any_number_of_agents(tmp_path: Path, M: int) -> None:
+    run = make_run(tmp_path / "run", M=M, T=70)
+    page = Page(run)
+    assert page.titles()[2:] == [*FIGURES, VALUES, "Settings", "Repeat it"]
+    assert len(page.html.encode()) < 600_000
+
+
+def test_a_hundred_agents_have_a_row_per_sender(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", M=100, T=70)
+    rows = read_rows(run)
+    for row in rows:
+        row["shapley"]["phi"] = [0.001 * j * (1.5 - row["round"] % 2) for _, j, _ in ring(100)]  # ½ and 3/2 in turn
+    write_rows(run, rows)
+    page = Page(run)
+    assert len(page.html.encode()) < 400_000
+    assert {"99 round 1–2: +0.099", "40 round 69–70: +0.040"} <= page.tips
+    assert "98 +0.098" in page.text
+
+
+def test_many_rounds_and_many_classes_stay_small(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", T=2000)
+    setup = json.loads((run / "setup.json").read_text())
+    setup["labels"] = [[1] * 62] * 4
+    (run / "setup.json").write_text(json.dumps(setup))
+    page = Page(run)
+    assert len(page.html.encode()) < 400_000
+    assert "agent 3 class 19: 43" in page.tips  # the classes from 19 on
+
+
+def breaks(name: str, text: str | None) -> Callable[[Path], None]:
+    def harm(run: Path) -> None:
+        if text is None:
+            (run / name).unlink()
+        else:
+            (run / name).write_text(text)
+
+    return harm
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (breaks("config.toml", None), "config.toml"),
+        (breaks("setup.json", None), "setup.json"),
+        (breaks("rows.jsonl", None), "rows.jsonl"),
+        (breaks("config.toml", "a = = 1"), "config.toml"),
+        (breaks("setup.json", "{}"), "'agents' is missing"),
+        (breaks("setup.json", "[1]"), "not a JSON object"),
+        (breaks("setup.json", '{"agents": 2, "edges": [[0, 5, 1]], "labels": [[1], [1]]}'), "among the 2"),
+        (breaks("setup.json", '{"agents": 2, "edges": [], "labels": [[1]]}'), "each of 2 agents"),
+        (breaks("rows.jsonl", ""), "no round has ended"),
+        (breaks("rows.jsonl", '{"round": 1}\nnot json\n'), "line 2"),
+        (breaks("rows.jsonl", '{"round": 1, "shapley": {"phi": [1], "share": [1]}}\n'), "each of 12 edges"),
+        (breaks("rows.jsonl", '{"round": 1, "loss": "high"}\n'), "line 1"),
+        (breaks("summary.json", "{"), "summary.json"),
+    ],
+)
+def test_what_is_missing_or_broken_is_said_in_one_line(tmp_path: Path, harm: Callable[[Path], None], said: str) -> None:
+    run = make_run(tmp_path / "run")
+    harm(run)
+    with pytest.raises(PdslError, match=re.escape(said)) as error:
+        write_report(run)
+    assert "\n" not in str(error.value)
+    assert "pdsl run config.toml" in str(error.value)
+    assert not (run / "report.html").exists()
+
+
+def test_a_missing_directory(tmp_path: Path) -> None:
+    with pytest.raises(PdslError, match=r"there is no run directory .*pdsl run config\.toml"):
+        write_report(tmp_path / "nowhere")
+
+
+def test_numbers_are_round_where_people_look() -> None:
+    assert [nice(v) for v in (0.011, 0.02, 3, 6, 10)] == pytest.approx([0.02, 0.02, 5, 10, 10])
+    assert ticks_to(2.14) == pytest.approx([0, 0.5, 1, 1.5, 2, 2.5])
+    assert ticks_between(1, 60) == [10, 20, 30, 40, 50, 60]
+    assert ticks_between(7, 7) == [7]
+    assert [list(part) for part in chunks(5, 2)] == [[0, 1, 2], [3, 4]]
+    assert chunks(0, 3) == []
+    assert [plain(v) for v in (None, 0.23456, 999.6, 1234567, -1e-7)] == ["—", "0.235", "1,000", "1,234,567", "−1e−07"]
+    assert [signed(v, 2) for v in (0.126, -0.126, -0.001)] == ["+0.13", "−0.13", "0"]
+    assert [size(v).split() for v in (0, 999, 1000, 138e6)] == [["0", "B"], ["999", "B"], ["1", "kB"], ["138", "MB"]]
+    assert [" ".join(duration(v).split()) for v in (1.234, 185, 7500)] == ["1.23 s", "3 min", "2 h 5 min"]
