@@ -4,7 +4,7 @@ import difflib
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, get_args, get_origin
+from typing import Any, Self
 
 import tomli_w
 from pydantic import Field, InstanceOf, SerializeAsAny, ValidationError, field_validator, model_validator
@@ -128,17 +128,34 @@ def _one_line(error: ValidationError, where: str) -> str:
     return f"{where}: {key}{shown}: {message}; 'pdsl config' lists what is allowed".replace("\n", " ")
 
 
-def describe(section: type[Section] = Config, prefix: str = "") -> Iterator[tuple[str, object, str]]:
+def describe(
+    section: type[Section] = Config, prefix: str = "", algorithm: type[Algorithm] = PDSL
+) -> Iterator[tuple[str, object, str]]:
     """(name, default, one line of help) of every setting, in order."""
     for name, field in section.model_fields.items():
-        kind = field.annotation
-        inner = next((a for a in (kind, *get_args(kind)) if isinstance(a, type) and issubclass(a, Section)), None)
+        default = field.get_default()
         if field.exclude:
             continue
-        if inner is not None and get_origin(kind) is None:
-            if issubclass(inner, Algorithm):
-                yield f"{prefix}{name}.name", PDSL.name, f"algorithm: {', '.join(ALGORITHMS)}"
-                inner = PDSL
-            yield from describe(inner, f"{prefix}{name}.")
+        if isinstance(default, Algorithm):
+            yield f"{prefix}{name}.name", algorithm.name, f"one of: {', '.join(ALGORITHMS)}"
+            yield from describe(algorithm, f"{prefix}{name}.")
+        elif isinstance(default, Section):
+            yield from describe(type(default), f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", field.default, field.description or ""
+            yield f"{prefix}{name}", default, field.description or ""
+
+
+def commented_toml(config: Config) -> str:
+    """Every setting as TOML with its help; what has no value stands there as a comment."""
+    values = config.as_dict()
+    lines: list[str] = []
+    section = ""
+    for name, _, text in describe(Config, algorithm=type(config.algorithm)):
+        head, _, key = name.rpartition(".")
+        if head != section:
+            lines += ["", f"[{head}]"]
+            section = head
+        inner = values[head] if head else values
+        assignment = tomli_w.dumps({key: inner[key]}).strip() if key in inner else f"# {key} ="
+        lines.append(f"{assignment}  # {text}")
+    return "\n".join(lines).lstrip() + "\n"

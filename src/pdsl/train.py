@@ -69,9 +69,16 @@ def prepare(
     """Load, partition and check everything that `config` names, or take the objects given instead."""
     _check_device(config.engine.device)
     streams = Streams(config.seed)
-    for name, given, setting in (("graph", graph, config.graph.kind), ("data", data, config.data.name)):
+    objects = (
+        ("graph", graph, config.graph.kind),
+        ("data", data, config.data.name),
+        ("model", model, config.model.name),
+    )
+    for name, given, setting in objects:
         if setting == "python" and given is None:
-            raise PdslError(f"this config's {name} was given as an object in Python; it cannot be loaded from a file")
+            raise PdslError(
+                f"this run's {name} was an object given in Python, and no config can name it; use pdsl.train"
+            )
     graph = graph or graphs.build(config.graph, streams)
     data = data or load(config.data, streams, graph.agents)
     parts = partition(data.y, graph.agents, config.partition, streams, data.owner)

@@ -30,7 +30,7 @@ class PDSL(Algorithm):
 
     name: ClassVar[str] = "pdsl"
 
-    learning_rate: float = Field(1.0, gt=0, description="γ")
+    learning_rate: float = Field(2.0, gt=0, description="γ")
     momentum: float = Field(0.5, ge=0, lt=1, description="α")
     step_scale: Literal["mean", "paper"] = Field(
         "mean", description="mean: the weights of a neighbourhood sum to 1; paper: divided by ω, equation 20"

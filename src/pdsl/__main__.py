@@ -1,0 +1,3 @@
+from pdsl.cli import main
+
+main()

@@ -1,0 +1,163 @@
+"""The command line: pdsl run | config | data | report.
+
+torch takes a second to import, so commands import what they use when they run.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from typer.core import TyperCommand
+
+from pdsl.errors import PdslError
+
+app = typer.Typer(
+    help="Private, serverless, peer-to-peer machine learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Data sets: which are here, and fetching them.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+Assignments = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, like --set graph.agents=20.")
+]
+
+
+class WithSettings(TyperCommand):
+    """A command whose help ends with every setting, its default and one line about it."""
+
+    def format_help(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+        super().format_help(ctx, formatter)
+        Console().print(_settings_table())
+
+
+def _settings_table() -> Table:
+    from pdsl.config import describe
+
+    table = Table(
+        "setting", "default", "what it is", box=None, header_style="bold", title="Settings", title_justify="left"
+    )
+    for name, default, text in describe():
+        table.add_row(name, "" if default is None else str(default), text)
+    return table
+
+
+@app.command(cls=WithSettings)
+def run(
+    config: Annotated[Path | None, typer.Argument(help="Settings as TOML; without it, the defaults.")] = None,
+    assignments: Assignments = [],  # noqa: B006  typer's way to say none
+    out: Annotated[Path | None, typer.Option(help="New directory for the results; default runs/<what it is>.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Directory of an interrupted run to continue, or extend.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Train: agents on a graph learn one model."""
+    from pdsl import runner
+    from pdsl.config import load
+    from pdsl.progress import Progress
+    from pdsl.runs import unused
+
+    if resume is not None:
+        if config is not None or out is not None:
+            raise PdslError("--resume takes its config and its place from the run itself; leave out CONFIG and --out")
+        experiment, directory = runner.take_up(resume, assignments)
+    else:
+        settings = load(config, assignments)
+        name = f"{settings.data.name}-{settings.graph.kind}-{settings.algorithm.name}"
+        experiment, directory = runner.start(settings, out or unused(Path("runs"), name))
+
+    console = Console(stderr=True)
+    if not as_json:
+        Console().print(_heading(experiment), highlight=False)
+    try:
+        with Progress(console, experiment.config.rounds) as progress:
+            summary = runner.execute(experiment, directory, progress.row, progress.note)
+    except KeyboardInterrupt:
+        print(f"pdsl: interrupted; continue with: pdsl run --resume {directory.path}", file=sys.stderr)
+        raise SystemExit(130) from None
+    if as_json:
+        print(json.dumps(summary, ensure_ascii=False))
+    else:
+        Console().print(_summary_table(summary))
+
+
+def _heading(experiment: Any) -> str:
+    e, c = experiment, experiment.config
+    sizes = sorted(len(part) for part in e.parts)
+    return (
+        f"[bold]{c.algorithm.name}[/] on {e.data.name}: {e.graph.describe()}\n"
+        f"{len(e.data.y):,} records ({sizes[0]:,} to {sizes[-1]:,} an agent), {e.network.d:,} parameters,"
+        f" Q of {len(e.validation[1]):,}, tested on {len(e.test[1]):,}"
+    )
+
+
+def _summary_table(s: dict[str, Any]) -> Table:
+    table = Table(show_header=False, title=f"{s['algorithm']}, {s['agents']} agents, {s['rounds']} rounds")
+    loss = "not finite" if s["loss"] is None else f"{s['loss']:.4f}"
+    worst, best = min(s["accuracy_per_agent"]), max(s["accuracy_per_agent"])
+    table.add_row("accuracy, mean over agents", f"{s['accuracy']:.4f}  ({worst:.4f} to {best:.4f})")
+    table.add_row("accuracy of the mean model", f"{s['accuracy_of_mean']:.4f}")
+    table.add_row("loss, mean over agents", loss)
+    table.add_row("privacy", s["privacy"])
+    table.add_row("sent", f"{s['bytes'] / 1e6:,.1f} MB")
+    table.add_row("time", f"{s['seconds']:.1f} s")
+    for note in s["notes"]:
+        table.add_row("note", note)
+    table.add_row("results", s["run"])
+    table.add_row("page", f"{s['run']}/report.html")
+    return table
+
+
+@app.command(cls=WithSettings)
+def config(
+    file: Annotated[Path | None, typer.Argument(help="Settings as TOML to start from.")] = None,
+    assignments: Assignments = [],  # noqa: B006
+) -> None:
+    """Print every setting as TOML, one line about each: a config to save and change."""
+    from pdsl.config import commented_toml, load
+
+    print(commented_toml(load(file, assignments)), end="")
+
+
+@app.command()
+def report(run: Annotated[list[Path], typer.Argument(help="Run directories.")]) -> None:
+    """Write the page of each run again."""
+    from pdsl.report import write_report
+
+    for directory in run:
+        print(write_report(directory))
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """Which data sets are here, and where."""
+    from pdsl.data import data_root, status
+
+    table = Table("data set", "here", "where", box=None, header_style="bold")
+    for name, present, where in status(data_root()):
+        table.add_row(name, "yes" if present else "no", str(where))
+    Console().print(table)
+
+
+@data_app.command("fetch")
+def data_fetch(name: Annotated[str, typer.Argument(help="mnist, fashion-mnist or cifar10")]) -> None:
+    """Download a data set to PDSL_DATA, or to the user's cache, and check it."""
+    from pdsl.data import data_root, fetch
+
+    for path in fetch(name, data_root()):
+        print(path)
+
+
+def main() -> NoReturn:
+    """A user's mistake is one line on stderr and exit code 2."""
+    try:
+        app()
+    except PdslError as e:
+        print(f"pdsl: {e}", file=sys.stderr)
+        raise SystemExit(2) from None
+    raise SystemExit(0)
