@@ -6,7 +6,7 @@ cross-gradients) → `privacy` (noise) → `engine` (deliver, reply, mix) → `s
 `api` and `cli` are the two ways in.
 """
 
-from pdsl.algorithms import ALGORITHMS, PDSL, Algorithm
+from pdsl.algorithms import ALGORITHMS, PDSL, Algorithm, Facts, Round
 from pdsl.api import rounds, train
 from pdsl.config import Config
 from pdsl.data import Data
@@ -36,9 +36,11 @@ __all__ = [
     "Algorithm",
     "Config",
     "Data",
+    "Facts",
     "Graph",
     "PdslError",
     "Result",
+    "Round",
     "Shapley",
     "Step",
     "bipartite",

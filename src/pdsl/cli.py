@@ -25,7 +25,12 @@ data_app = typer.Typer(help="Data sets: which are here, and fetching them.", no_
 app.add_typer(data_app, name="data")
 
 Assignments = Annotated[
-    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, like --set graph.agents=20.")
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a setting, like --set graph.agents=20; nothing after = for its default.",
+    ),
 ]
 
 

@@ -27,7 +27,7 @@ from pdsl.settings import (
 class Config(Section):
     """Everything that decides what a run computes."""
 
-    rounds: int = Field(60, ge=1, description="rounds T")
+    rounds: int = Field(100, ge=1, description="rounds T")
     seed: int = Field(0, ge=0, description="seed of partition, graph, first model, batches, noise and permutations")
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations on the test set")
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
@@ -94,17 +94,21 @@ def load(path: Path | None, assignments: Sequence[str] = (), base: Mapping[str, 
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
             raise PdslError(f"--set {assignment}: not of the form key=value, like --set graph.agents=20")
-        _assign(values, key.strip(), _parsed(text.strip()))
+        _assign(values, key.strip(), text.strip())
     return validated(values, str(path) if path else "settings")
 
 
-def _assign(values: dict[str, Any], key: str, value: object) -> None:
+def _assign(values: dict[str, Any], key: str, text: str) -> None:
+    """Set a nested value; an empty text takes it back to its default."""
     *sections, last = key.split(".")
     for section in sections:
         inner = values.get(section)
         values[section] = dict(inner) if isinstance(inner, Mapping) else {}
         values = values[section]
-    values[last] = value
+    if text:
+        values[last] = _parsed(text)
+    else:
+        values.pop(last, None)
 
 
 def _parsed(text: str) -> object:

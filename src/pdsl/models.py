@@ -108,6 +108,7 @@ def build(settings: ModelSettings, data: str, shape: torch.Size, classes: int, s
     name = DEFAULT_MODEL.get(data, "mlp") if settings.name == "auto" else settings.name
     seed = int(streams.generator("init").integers(2**63))
     with torch.random.fork_rng(devices=[]):
+        factory = _factory(name) if ":" in name else None  # a user's file may seed or draw when it is first imported
         torch.manual_seed(seed)
         if name in MODELS:
             if "cnn" in name and (len(shape) != 3 or min(shape[1:]) < 4):
@@ -116,20 +117,24 @@ def build(settings: ModelSettings, data: str, shape: torch.Size, classes: int, s
                     f" {tuple(shape)}; try model.name=mlp"
                 )
             return MODELS[name](shape, classes, settings)
-        if ":" in name:
-            return _imported(name)
+        if factory is not None:
+            return _made(name, factory)
     raise PdslError(f"model.name: no model '{name}'; choose {', '.join(MODELS)}, or give package.module:callable")
 
 
-def _imported(path: str) -> nn.Module:
-    """A user's own module: `package.module:callable`, looked up in the working directory too."""
+def _factory(path: str) -> Callable[[], object]:
+    """What makes a user's own module: `package.module:callable`, looked up in the working directory too."""
     module_name, _, attribute = path.partition(":")
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     try:
-        factory = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as e:
+        factory: Callable[[], object] = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError, TypeError, ValueError) as e:  # the last two: '.name' and no name at all
         raise PdslError(f"model.name={path}: {e}; try package.module:callable, importable from here") from e
+    return factory
+
+
+def _made(path: str, factory: Callable[[], object]) -> nn.Module:
     try:
         module = factory()
     except TypeError as e:
@@ -181,6 +186,10 @@ class Network:
             raise PdslError("the model has no parameters to train")
         if any(p.dtype != torch.float32 for p in self.module.parameters()):
             raise PdslError("the model's parameters must all be float32; try model.float()")
+        if not all(p.requires_grad for p in self.module.parameters()):
+            raise PdslError(
+                "the model has frozen parameters, which noise and gossip would change; try register_buffer for them"
+            )
         self._local = threading.local()
 
     @property
@@ -202,13 +211,14 @@ class Network:
     def logits(self, x: Tensor, inputs: Tensor) -> Tensor:
         """Outputs [n, classes] of the model with parameters x [d]."""
         module = self.replica().load(x)
-        return torch.cat([module(channels_last(block)) for block in torch.split(inputs, EVALUATION_BLOCK)])
+        blocks = torch.tensor_split(inputs, -(-len(inputs) // EVALUATION_BLOCK))  # even: BatchNorm refuses one record
+        return torch.cat([module(channels_last(block)) for block in blocks])
 
     def check(self, inputs: Tensor, classes: int) -> None:
         """Run the model once, so that a misfit is found before anything is written."""
         try:
             out = self.logits(self.start(), inputs[:2].to(self.device))
-        except RuntimeError as e:
+        except (RuntimeError, TypeError, ValueError, IndexError) as e:
             first_line = str(e).splitlines()[0]
             raise PdslError(f"the model does not take records of shape {tuple(inputs.shape[1:])}: {first_line}") from e
         if out.ndim != 2 or out.shape[1] < classes:

@@ -6,7 +6,7 @@ puts all of them together and reads and writes TOML.
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 
 class Section(BaseModel):
@@ -62,7 +62,7 @@ class ModelSettings(Section):
     name: str = Field(
         "auto", description="auto, mnist-cnn, cifar10-cnn, digits-cnn, softmax, mlp, or package.module:callable"
     )
-    channels: tuple[int, int] | None = Field(None, description="widths of the two convolutions; default by model")
+    channels: tuple[PositiveInt, PositiveInt] | None = Field(None, description="widths of the two convolutions; default by model")
     hidden: int | None = Field(None, ge=1, description="width of the hidden layer (cifar10-cnn, mlp); default by model")
     activation: Literal["relu", "tanh"] = Field("tanh", description="activation; the paper has relu")
 
@@ -80,6 +80,9 @@ class ShapleySettings(Section):
         description="exact, montecarlo (Algorithm 2), fast (mean of logits); auto: exact to 5 members, fast beyond",
     )
     permutations: int = Field(20, ge=1, description="R, the permutations of montecarlo (and of fast beyond 10 members)")
+    sample: int | None = Field(
+        None, ge=1, description="records of Q looked at in a round, drawn anew each time; default all of them"
+    )
     empty: Literal["model", "zero"] = Field(
         "model", description="v of the empty coalition: accuracy of the agent's model, or zero as in the paper"
     )

@@ -6,7 +6,7 @@ positions 0..k-1 of a neighbourhood's members, so that a set met twice is valued
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from math import factorial
@@ -125,6 +125,8 @@ class Validation:
         """
         if settings.weighting == "uniform":
             return [Valuation(np.zeros(len(c)), "none", 0) for c in candidates]
+        if settings.sample is not None and settings.sample < len(self.labels):
+            return self._sampled(t, settings.sample).contributions(t, agents, x, candidates, settings)
         plans = [self._plan(t, agent, len(c), settings) for agent, c in zip(agents, candidates, strict=True)]
         empty = self._hits_of_models(x) if settings.empty == "model" else [0] * len(x)
 
@@ -143,6 +145,12 @@ class Validation:
             phi = plan.phi(hits, len(games[key].models)) / len(self.labels)
             valuations.append(Valuation(phi, estimator, len(plan.coalitions)))
         return valuations
+
+    def _sampled(self, t: int, size: int) -> "Validation":
+        """A part of Q, the same for all agents in this round."""
+        chosen = self.streams.generator("validation-sample", round=t).choice(len(self.labels), size, replace=False)
+        at = torch.from_numpy(np.sort(chosen)).to(self.labels.device)
+        return replace(self, inputs=self.inputs[at], labels=self.labels[at])
 
     def _plan(self, t: int, agent: int, k: int, settings: ShapleySettings) -> tuple[str, Plan]:
         """The estimator's name and its coalitions for a neighbourhood of k members."""

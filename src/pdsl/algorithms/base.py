@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from pdsl.engine import Engine
@@ -28,6 +29,11 @@ class Round:
         """ĝ [E, d]: edge e's receiver takes its clipped gradient at the model x[e] and adds noise, for the sender."""
         at, peer = self.engine.receiver, self.engine.sender
         return self.noise.add(self.t, at, peer, self.owners.gradients(self.t, at, x))
+
+    def own_noisy_gradients(self, x: Tensor) -> Tensor:
+        """ĝ [m, d]: each agent's own gradient at its own model, clipped and noisy."""
+        agents = torch.tensor(self.engine.agents)
+        return self.noise.add(self.t, agents, agents, self.owners.gradients(self.t, agents, x))
 
 
 class Algorithm(Section):
