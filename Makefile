@@ -1,10 +1,11 @@
 # make run    the main job: ten agents on a ring learn handwritten digits
 # make test   lint, types, all tests
+# make bench  speed, as ratios measured in one run
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 export OMP_NUM_THREADS := 1
 
-.PHONY: run test check lint types unit clean
+.PHONY: run test check lint types unit bench clean
 
 run: $(VENV)/installed
 	$(VENV)/bin/pdsl run
@@ -22,6 +23,9 @@ types: $(VENV)/installed-dev
 
 unit: $(VENV)/installed-dev
 	$(PYTHON) -m pytest -n 2
+
+bench: $(VENV)/installed
+	$(PYTHON) benchmarks/bench.py
 
 $(VENV)/bin/python:
 	python3 -m venv $(VENV)

@@ -26,8 +26,8 @@ class DSGD(pdsl.Algorithm):
         g_hat = r.own_noisy_gradients(state.x)
         return State(r.engine.mix(state.x) - self.learning_rate * g_hat), {}
 
-    def releases(self, members: int) -> int:
-        return 1  # one noisy gradient a round; what it goes into is post-processing
+    def releases(self, members: int) -> pdsl.Release:
+        return pdsl.Release(messages=1)  # one noisy gradient a round; what it goes into is post-processing
 
 
 if __name__ == "__main__":

@@ -47,8 +47,7 @@ def literally(e: Experiment) -> literal.Trace:
     )
 
     def noise(i: int, j: int, t: int, d: int) -> Tensor:
-        n = e.streams.generator("noise", i, t, j).standard_normal(d, dtype=np.float32)
-        return torch.from_numpy(e.sigma[i] * n).float()
+        return torch.from_numpy(e.sigma[i] * e.streams.normals(d, "noise", i, t, j)).float()
 
     def permutation(i: int, t: int, r: int, k: int) -> list[int]:
         orders = e.streams.generator("permutations", i, t).permuted(np.tile(np.arange(k), (s.permutations, 1)), axis=1)
@@ -116,7 +115,7 @@ def test_agrees_in_the_papers_own_settings(graph: dict[str, object]) -> None:
     {"model": {"name": "mlp", "hidden": 9}},
     {"model": {"name": "softmax"}},
     {"privacy": {"mode": "none", "sigma": None}},
-    {"privacy": {"mode": "noise", "sigma": None, "noise_multiplier": 0.7}, "graph": {"kind": "star", "agents": 4}},
+    {"graph": {"kind": "star", "agents": 4}, "privacy": {"sigma": None, "noise_multiplier": 0.7}, "model": {"name": "mlp"}},
     {"partition": {"kind": "shards"}, "graph": {"kind": "line", "agents": 5}},
 ], ids=lambda s: next(iter(s)))  # fmt: skip
 def test_agrees_in_other_settings(sections: dict[str, dict[str, object]]) -> None:

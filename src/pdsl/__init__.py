@@ -26,6 +26,7 @@ from pdsl.graph import (
     star,
     torus,
 )
+from pdsl.privacy import Release
 from pdsl.results import Result
 from pdsl.settings import ShapleySettings as Shapley
 from pdsl.train import Step
@@ -39,6 +40,7 @@ __all__ = [
     "Facts",
     "Graph",
     "PdslError",
+    "Release",
     "Result",
     "Round",
     "Shapley",

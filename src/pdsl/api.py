@@ -9,7 +9,8 @@ from torch import nn
 from pdsl import graph as graphs
 from pdsl.algorithms import Algorithm
 from pdsl.config import validated
-from pdsl.data import Data, from_python
+from pdsl.data import from_python
+from pdsl.errors import PdslError
 from pdsl.graph import Graph
 from pdsl.randomness import Streams
 from pdsl.results import Result
@@ -30,25 +31,27 @@ def experiment(
 ) -> Experiment:
     """Check and prepare a run. `settings` are those of a config: rounds=100, seed=1, batch={"size": 64}, …"""
     values: dict[str, Any] = dict(settings)
-    given_graph = None if graph is None else graph if isinstance(graph, Graph) else graphs.from_networkx(graph)
+    if not isinstance(model, str | nn.Module):
+        raise PdslError(f"model: {model!r:.60} given; give a torch.nn.Module, not its class, or the name of a model")
+    given_graph = _graph(graph)
     if given_graph is not None:
         values["graph"] = {"kind": "python", "agents": given_graph.agents}
     if algorithm is not None:
         values["algorithm"] = algorithm
-    if isinstance(model, str):
-        values["model"] = {**values.get("model", {}), "name": model}
-    else:
-        values["model"] = {"name": "python"}
-    given_data: Data | None = None
-    if isinstance(data, str):
-        values["data"] = {**values.get("data", {}), "name": data}
-    else:
-        section = values.get("data", {})
-        given_data = from_python(data, Streams(values.get("seed", 0)), section.get("test_fraction", 0.2))
-        values["data"] = {**section, "name": "python"}
+    values["model"] = {"name": model if isinstance(model, str) else "python"}
+    values["data"] = {"name": data if isinstance(data, str) else "python"}
     config = validated(values, "settings")
     module = None if isinstance(model, str) else model
+    given_data = None if isinstance(data, str) else from_python(data, Streams(config.seed), config.data.test_fraction)
     return prepare(config, model=module, data=given_data, graph=given_graph)
+
+
+def _graph(graph: object) -> Graph | None:
+    if graph is None or isinstance(graph, Graph):
+        return graph
+    if not hasattr(graph, "is_directed"):
+        raise PdslError(f"graph: {graph!r:.60} given; give pdsl.ring(10) or the like, or a networkx graph")
+    return graphs.from_networkx(graph)
 
 
 def rounds(
@@ -79,18 +82,10 @@ def train(
     """
     e = experiment(model, data, graph=graph, algorithm=algorithm, **settings)
     start = time.monotonic()
-    steps = list(_last_state_only(_rounds(e)))
+    rows, step = [], None
+    for step in _rounds(e):
+        rows.append(step.row)
     seconds = time.monotonic() - start
-    state = steps[-1].state
-    return Result(e, [step.row for step in steps], state, final_evaluation(e, state.x), seconds)
-
-
-def _last_state_only(steps: Iterator[Step]) -> Iterator[Step]:
-    """The same steps, but only the last one holds on to its state."""
-    before: Step | None = None
-    for step in steps:
-        if before is not None:
-            yield Step(before.row, None)
-        before = step
-    if before is not None:
-        yield before
+    if step is None:
+        raise PdslError("privacy: not even one round fits the budget; raise target_epsilon or the noise")
+    return Result(e, rows, step.state, final_evaluation(e, step.state.x), seconds, step.ledger)

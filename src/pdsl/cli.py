@@ -1,9 +1,11 @@
-"""The command line: pdsl run | config | data | report.
+"""The command line: pdsl run | config | privacy | audit | report | data.
 
 torch takes a second to import, so commands import what they use when they run.
 """
 
 import json
+import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -11,17 +13,20 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from typer.core import TyperCommand
 
 from pdsl.errors import PdslError
+from pdsl.privacy import calculator
+
+INTERRUPTED = 130  # exit code: 128 + SIGINT
 
 app = typer.Typer(
     help="Private, serverless, peer-to-peer machine learning.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-data_app = typer.Typer(help="Data sets: which are here, and fetching them.", no_args_is_help=True)
+data_app = typer.Typer(help="Data sets: which are here, and fetching them.")
 app.add_typer(data_app, name="data")
 
 Assignments = Annotated[
@@ -34,12 +39,17 @@ Assignments = Annotated[
 ]
 
 
+def _console(stderr: bool = False) -> Console:
+    """What is printed may be the user's own words, in which brackets and colons mean nothing."""
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
 class WithSettings(TyperCommand):
     """A command whose help ends with every setting, its default and one line about it."""
 
     def format_help(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         super().format_help(ctx, formatter)
-        Console().print(_settings_table())
+        _console().print(_settings_table())
 
 
 def _settings_table() -> Table:
@@ -76,28 +86,31 @@ def run(
         name = f"{settings.data.name}-{settings.graph.kind}-{settings.algorithm.name}"
         experiment, directory = runner.start(settings, out or unused(Path("runs"), name))
 
-    console = Console(stderr=True)
-    if not as_json:
-        Console().print(_heading(experiment), highlight=False)
+    def begin() -> None:
+        if not as_json:
+            _console().print(_heading(experiment))
+
     try:
-        with Progress(console, experiment.config.rounds) as progress:
-            summary = runner.execute(experiment, directory, progress.row, progress.note)
+        with Progress(_console(stderr=True), experiment.config.rounds) as progress:
+            summary = runner.execute(experiment, directory, begin, progress.row, progress.note)
     except KeyboardInterrupt:
-        print(f"pdsl: interrupted; continue with: pdsl run --resume {directory.path}", file=sys.stderr)
-        raise SystemExit(130) from None
+        again = shlex.join(["pdsl", "run", "--resume", str(directory.path)])
+        print(f"pdsl: interrupted; continue with: {again}", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
     if as_json:
-        print(json.dumps(summary, ensure_ascii=False))
+        print(json.dumps(summary))
     else:
-        Console().print(_summary_table(summary))
+        _console().print(_summary_table(summary))
 
 
-def _heading(experiment: Any) -> str:
+def _heading(experiment: Any) -> Text:
     e, c = experiment, experiment.config
     sizes = sorted(len(part) for part in e.parts)
-    return (
-        f"[bold]{c.algorithm.name}[/] on {e.data.name}: {e.graph.describe()}\n"
+    return Text.assemble(
+        (c.algorithm.name, "bold"),
+        f" on {e.data.name}: {e.graph.describe()}\n"
         f"{len(e.data.y):,} records ({sizes[0]:,} to {sizes[-1]:,} an agent), {e.network.d:,} parameters,"
-        f" Q of {len(e.validation[1]):,}, tested on {len(e.test[1]):,}"
+        f" Q of {len(e.validation[1]):,}, tested on {len(e.test[1]):,}",
     )
 
 
@@ -109,6 +122,8 @@ def _summary_table(s: dict[str, Any]) -> Table:
     table.add_row("accuracy of the mean model", f"{s['accuracy_of_mean']:.4f}")
     table.add_row("loss, mean over agents", loss)
     table.add_row("privacy", s["privacy"])
+    if s["stopped"]:
+        table.add_row("stopped", s["stopped"])
     table.add_row("sent", f"{s['bytes'] / 1e6:,.1f} MB")
     table.add_row("time", f"{s['seconds']:.1f} s")
     for note in s["notes"]:
@@ -138,6 +153,31 @@ def report(run: Annotated[list[Path], typer.Argument(help="Run directories.")]) 
         print(write_report(directory))
 
 
+app.command("privacy")(calculator.command)
+
+
+@app.command()
+def audit(
+    run: Annotated[Path, typer.Argument(help="Directory of a run.")],
+    canaries: Annotated[int, typer.Option(min=0, help="Canaries to train with; 0 leaves that part out.")] = 60,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds to train with canaries; default: enough.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Try to refute a run's privacy statement. Exit code 0: it holds; 1: refuted; 2: nothing can be said."""
+    from pdsl.privacy.audit import audit_run
+
+    report = audit_run(run, canaries, rounds)
+    if as_json:
+        print(json.dumps(report.as_dict()))
+    else:
+        table = Table("check", "verdict", "what was found", header_style="bold")
+        for finding in report.findings:
+            table.add_row(finding.check, finding.verdict.name.lower(), finding.detail)
+        _console().print(table)
+        print(f"{report.verdict.name.lower()}: {report.claim}")
+    raise SystemExit(int(report.verdict))
+
+
 @data_app.command("list")
 def data_list() -> None:
     """Which data sets are here, and where."""
@@ -146,7 +186,7 @@ def data_list() -> None:
     table = Table("data set", "here", "where", box=None, header_style="bold")
     for name, present, where in status(data_root()):
         table.add_row(name, "yes" if present else "no", str(where))
-    Console().print(table)
+    _console().print(table)
 
 
 @data_app.command("fetch")
@@ -161,8 +201,20 @@ def data_fetch(name: Annotated[str, typer.Argument(help="mnist, fashion-mnist or
 def main() -> NoReturn:
     """A user's mistake is one line on stderr and exit code 2."""
     try:
-        app()
+        code = app(sys.argv[1:] or ["--help"], prog_name="pdsl", standalone_mode=False)
+        sys.stdout.flush()
     except PdslError as e:
-        print(f"pdsl: {e}", file=sys.stderr)
-        raise SystemExit(2) from None
-    raise SystemExit(0)
+        _fail(str(e))
+    except typer.TyperException as e:  # what is wrong with the command line itself
+        _fail(f"{e.format_message().rstrip('.')}; try --help after the command")
+    except OSError as e:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or else Python tries to write it again when it exits
+        _fail(f"cannot write to {e.filename or 'standard output'}: {e.strerror}; make room or choose another place")
+    if code == INTERRUPTED:
+        print("pdsl: interrupted", file=sys.stderr)
+    raise SystemExit(code or 0)
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"pdsl: {' '.join(message.split())}", file=sys.stderr)
+    raise SystemExit(2) from None

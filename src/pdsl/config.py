@@ -48,7 +48,7 @@ class Config(Section):
             return value
         fields = dict(value)
         name = fields.pop("name", PDSL.name)
-        if name not in ALGORITHMS:
+        if not isinstance(name, str) or name not in ALGORITHMS:
             raise ValueError(f"no algorithm '{name}'; there are: {', '.join(ALGORITHMS)}")
         return ALGORITHMS[name].model_validate(fields)
 
@@ -89,11 +89,13 @@ def load(path: Path | None, assignments: Sequence[str] = (), base: Mapping[str, 
         except FileNotFoundError as e:
             raise PdslError(f"{path}: no such config file; 'pdsl config > {path}' writes one with the defaults") from e
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
-            raise PdslError(f"{path}: not a readable TOML file: {e}") from e
+            raise PdslError(f"{path}: not a readable TOML file: {e}; 'pdsl config' prints one") from e
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
             raise PdslError(f"--set {assignment}: not of the form key=value, like --set graph.agents=20")
+        if not text.strip() and key.strip() not in _names():
+            raise PdslError(_unknown(f"--set {assignment}", key.strip()))  # nothing is left of it to be found out later
         _assign(values, key.strip(), text.strip())
     return validated(values, str(path) if path else "settings")
 
@@ -123,13 +125,22 @@ def _one_line(error: ValidationError, where: str) -> str:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(key, [name for name, _, _ in describe()], n=1)
-        hint = f"did you mean {close[0]}?" if close else "'pdsl config' lists them all"
-        return f"{where}: unknown setting {key}; {hint}"
+        return _unknown(where, key)
     message = first["msg"].removeprefix("Value error, ")
     given = first["input"]
     shown = f"={given}" if isinstance(given, str | int | float) else ""
     return f"{where}: {key}{shown}: {message}; 'pdsl config' lists what is allowed".replace("\n", " ")
+
+
+def _unknown(where: str, key: str) -> str:
+    close = difflib.get_close_matches(key, _names(), n=1)
+    hint = f"did you mean {close[0]}?" if close else "'pdsl config' lists them all"
+    return f"{where}: unknown setting {key}; {hint}"
+
+
+def _names() -> list[str]:
+    """Every setting, of every algorithm."""
+    return [name for kind in ALGORITHMS.values() for name, _, _ in describe(algorithm=kind)]
 
 
 def describe(

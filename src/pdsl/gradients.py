@@ -222,7 +222,7 @@ def _agree(network: Network, found: Tensor, right: Tensor) -> bool:
     rounding = 1e-5 * right.norm()
     return all(
         bool((f - r).norm() <= 1e-3 * r.norm() + rounding)
-        for f, r in zip(found.split(sizes), right.split(sizes), strict=True)
+        for f, r in zip(torch.split(found, sizes), torch.split(right, sizes), strict=True)
     )
 
 
@@ -261,15 +261,17 @@ class Owners:
         def one(row: int) -> Tensor:
             agent = keys[row][0]
             batch = self.batches.draw(agent, t)
-            inputs, labels = channels_last(self.inputs[agent][batch]), self.labels[agent][batch]
-            divisor = self.batches.divisor(agent)
-            if self.clipping == "batch":
-                return batch_clipped(self.network, x[row], inputs, labels, self.C, divisor)
-            return per_sample_clipped(self.network, x[row], inputs, labels, self.C, divisor, self.per_sample)
+            return self.on(x[row], self.inputs[agent][batch], self.labels[agent][batch], self.batches.divisor(agent))
 
         distinct = sorted(first.values())
         g = dict(zip(distinct, self.workers.map(one, distinct), strict=True))
         return torch.stack([g[first[key]] for key in keys])
+
+    def on(self, x: Tensor, inputs: Tensor, labels: Tensor, divisor: float) -> Tensor:
+        """The clipped gradient [d] of these records at the model x [d]."""
+        if self.clipping == "batch":
+            return batch_clipped(self.network, x, channels_last(inputs), labels, self.C, divisor)
+        return per_sample_clipped(self.network, x, channels_last(inputs), labels, self.C, divisor, self.per_sample)
 
 
 def row_digests(x: Tensor) -> list[bytes]:

@@ -19,7 +19,7 @@ from pdsl.randomness import Streams
 from pdsl.settings import ModelSettings
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
-MIXES_RECORDS = (nn.modules.batchnorm._BatchNorm, nn.modules.batchnorm._LazyNormBase)
+MIXES_RECORDS = nn.modules.batchnorm._BatchNorm
 EVALUATION_BLOCK = 50  # records per forward pass: the activations of a small CNN then fit the cache
 
 
@@ -100,7 +100,7 @@ MODELS: dict[str, Callable[[torch.Size, int, ModelSettings], nn.Module]] = {
     "softmax": softmax,
     "mlp": mlp,
 }
-DEFAULT_MODEL = {"digits": "digits-cnn", "mnist": "mnist-cnn", "fashion-mnist": "mnist-cnn", "cifar10": "cifar10-cnn"}
+DEFAULT_MODEL = {"digits": "softmax", "mnist": "mnist-cnn", "fashion-mnist": "mnist-cnn", "cifar10": "cifar10-cnn"}
 
 
 def build(settings: ModelSettings, data: str, shape: torch.Size, classes: int, streams: Streams) -> nn.Module:
@@ -173,14 +173,14 @@ class Network:
 
     def __init__(self, module: nn.Module, device: str = "cpu"):
         self.device = torch.device(device)
+        if any(nn.parameter.is_lazy(t) for t in (*module.parameters(), *module.buffers())):
+            raise PdslError("the model has lazy layers without parameters yet; run it once on a batch first")
         self.module = copy.deepcopy(module).eval()
         for layer in self.module.modules():
             if isinstance(layer, nn.modules.batchnorm._NormBase):
                 layer.running_mean = layer.running_var = layer.num_batches_tracked = None
             if getattr(layer, "inplace", False):
                 setattr(layer, "inplace", False)  # noqa: B010  gradients look at a layer's output after the next has run
-        if any(isinstance(p, nn.UninitializedParameter) for p in self.module.parameters()):
-            raise PdslError("the model has lazy layers without parameters yet; run it once on a batch first")
         self.d = sum(p.numel() for p in self.module.parameters())
         if self.d == 0:
             raise PdslError("the model has no parameters to train")
@@ -241,12 +241,12 @@ class Network:
 def channels_last(inputs: Tensor) -> Tensor:
     """Images laid out as (row, column, channel), which CPU kernels like best; other records as they are.
 
-    By way of permute, since a contiguous image with one channel passes for channels-last already, but its strides do
-    not say so, and the convolution then answers in the slow layout.
+    `to` sets the strides of a one-channel image too, which `contiguous` would pass as it is; a convolution looks at
+    them to choose the layout of its answer.
     """
     if inputs.ndim != 4:
         return inputs
-    return inputs.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    return inputs.to(memory_format=torch.channels_last)
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:

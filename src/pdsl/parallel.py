@@ -5,8 +5,9 @@ way for any number of workers, so that the results do not depend on it.
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -30,6 +31,16 @@ class Workers:
         if self.count == 1:
             return [function(item) for item in items]
         return list(self._pool.map(function, items))
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """While others have their turn, torch's threads are theirs."""
+        torch.set_num_threads(self._threads_before)
+        try:
+            yield
+        finally:
+            self._threads_before = torch.get_num_threads()
+            torch.set_num_threads(1)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)

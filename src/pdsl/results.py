@@ -12,9 +12,11 @@ from safetensors.torch import save
 from torch import nn
 
 from pdsl.errors import PdslError
+from pdsl.privacy import Ledger
+from pdsl.privacy.statement import adversaries, statement
 from pdsl.report import write_report
 from pdsl.runs import Checkpoint, RunDirectory
-from pdsl.train import Evaluation, Experiment, Row, models_sha256, state_tensors
+from pdsl.train import Evaluation, Experiment, Row, finite, models_sha256, state_tensors
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Result:
     state: Any
     evaluation: Evaluation
     seconds: float
+    ledger: Ledger | None = None
 
     @property
     def accuracy(self) -> float:
@@ -41,6 +44,11 @@ class Result:
     def loss(self) -> float | None:
         """Mean test loss of the agents' own models; None where it is not finite."""
         return self.evaluation.loss
+
+    @property
+    def epsilon(self) -> float | None:
+        """Total ε of the worst agent; None where no finite ε holds."""
+        return None if self.ledger is None else finite(self.ledger.epsilon)
 
     @property
     def models(self) -> list[nn.Module]:
@@ -82,7 +90,7 @@ class Result:
 
 def summarise(result: Result) -> dict[str, Any]:
     """The result as plain values."""
-    e, c, ev = result.experiment, result.experiment.config, result.evaluation
+    e, c, ev, ledger = result.experiment, result.experiment.config, result.evaluation, result.ledger
     return {
         "accuracy": ev.accuracy,
         "accuracy_of_mean": ev.accuracy_of_mean,
@@ -96,25 +104,39 @@ def summarise(result: Result) -> dict[str, Any]:
         "bytes": sum(row["bytes"] for row in result.rows),
         "graph": e.graph.describe(),
         "data": e.data.name,
-        "epsilon": None,
+        "epsilon": result.epsilon,
+        "delta": None if ledger is None else ledger.delta,
+        "epsilon_per_agent": None if ledger is None else [finite(eps) for eps in ledger.epsilon_per_agent],
+        "adversaries": adversaries_of(e, ledger),
         "sigma": max(e.sigma),
-        "privacy": privacy_statement(e),
+        "privacy": statement(c.privacy, ledger, e.mechanisms),
+        "stopped": stopped(result),
         "models_sha256": models_sha256(result.state.x),
         "notes": [e.data.note] if e.data.note else [],
     }
 
 
-def privacy_statement(e: Experiment) -> str:
-    """What may be said about privacy. ε is not stated before it is accounted for."""
-    if e.config.privacy.mode == "none":
-        return "none: messages carry no noise, ε is not stated"
-    return f"ε is not stated: noise with σ = {max(e.sigma):.4g} on every message, seeded and not accounted for"
+def adversaries_of(e: Experiment, ledger: Ledger | None) -> dict[str, float | None] | None:
+    if ledger is None or e.mechanisms is None:
+        return None
+    return {who: finite(eps) for who, eps in adversaries(ledger, e.mechanisms).items()}
+
+
+def stopped(result: Result) -> str | None:
+    """Why a run has fewer rounds than were asked for."""
+    done, asked = len(result.rows), result.experiment.config.rounds
+    if done == asked or result.ledger is None:
+        return None
+    return f"after round {done} of {asked}: another would pass the budget of ε = {result.ledger.budget:g}"
 
 
 def finish(run: RunDirectory, result: Result) -> dict[str, Any]:
     """Write what a finished run leaves: the mean model, the summary and the page. Returns the summary."""
-    named = {name: p.detach().contiguous() for name, p in result.model.named_parameters()}
+    # cloned, since a file does not hold one tensor under two names, as tied layers do
+    named = {name: tensor.clone().contiguous() for name, tensor in result.model.state_dict().items()}
     run.write("model.safetensors", save(named))
+    if result.ledger is not None:
+        run.write("ledger.json", result.ledger.to_json(costs=True).encode())
     summary = {**summarise(result), "run": str(run.path)}
     run.write("summary.json", json.dumps(summary, indent=2, ensure_ascii=False).encode())
     write_report(run.path)

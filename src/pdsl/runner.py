@@ -8,11 +8,16 @@ from typing import Any
 from pdsl import config as configs
 from pdsl.config import Config
 from pdsl.errors import PdslError
+from pdsl.privacy import Ledger
+from pdsl.randomness import SecretStreams
 from pdsl.results import Result, finish
 from pdsl.runs import Checkpoint, RunDirectory
 from pdsl.train import Experiment, Row, final_evaluation, prepare, rounds, state_from, state_tensors
 
-Watch = Callable[[Row], None]  # told about every new row
+Begin = Callable[[], None]  # called when nothing can be the user's mistake any more
+Watch = Callable[[Row], None]  # told about every new row, and the last of the old ones
+Complain = Callable[[str], None]  # told about damage that was got over
+LEDGER, KEY = "ledger.json", "secret.key"
 MAY_CHANGE = ("rounds", "checkpoint_every", "engine.workers", "engine.device")  # on resuming: what changes no row
 
 
@@ -31,21 +36,31 @@ def take_up(path: Path, assignments: Sequence[str]) -> tuple[Experiment, RunDire
                 f"--set {key} would change a run that has begun; with --resume only: {', '.join(MAY_CHANGE)}"
             )
     run = RunDirectory.open(path)
-    return prepare(configs.load(None, assignments, base=run.config())), run
+    ledger = read_ledger(run)
+    config = configs.load(None, assignments, base=run.config())
+    return prepare(config, key=run.read(KEY), agreed=None if ledger is None else ledger.mechanisms), run
 
 
-def execute(experiment: Experiment, run: RunDirectory, watch: Watch, complain: Callable[[str], None]) -> dict[str, Any]:
+def read_ledger(run: RunDirectory) -> Ledger | None:
+    """The ledger in a run directory; None where there is none."""
+    stored = run.read(LEDGER)
+    return None if stored is None else Ledger.from_json(stored.decode(errors="replace"), str(run.path / LEDGER))
+
+
+def execute(
+    experiment: Experiment, run: RunDirectory, begin: Begin, watch: Watch, complain: Complain
+) -> dict[str, Any]:
     """Run what is left to run, from the newest whole checkpoint on. Returns the summary."""
     try:
         with run.lock():
-            return _execute(experiment, run, watch, complain)
+            return _execute(experiment, run, begin, watch, complain)
     except OSError as e:
         raise PdslError(
             f"cannot write to {run.path}: {e.strerror}; make room or mend it, then pdsl run --resume {run.path}"
         ) from e
 
 
-def _execute(e: Experiment, run: RunDirectory, watch: Watch, complain: Callable[[str], None]) -> dict[str, Any]:
+def _execute(e: Experiment, run: RunDirectory, begin: Begin, watch: Watch, complain: Complain) -> dict[str, Any]:
     checkpoint, complaints = run.newest()
     for complaint in complaints:
         complain(complaint)
@@ -56,18 +71,45 @@ def _execute(e: Experiment, run: RunDirectory, watch: Watch, complain: Callable[
         state = state_from(e.config, checkpoint.tensors)
         if done > e.config.rounds:
             raise PdslError(f"{run.path} has {done} rounds already; rounds={e.config.rounds} cannot take any back")
-    rows = run.keep_rows(done)
-    run.write("config.toml", e.config.to_toml().encode())
-    for row in rows:
+    ledger = _agreed_ledger(e, run, done)
+    rows = run.back_to(done)
+    run.describe(e.config.to_toml(), e.facts())
+    if done < e.config.rounds:
+        (run.path / "summary.json").unlink(missing_ok=True)  # of a run that is being extended
+    begin()
+    for row in rows[-1:]:
         watch(row)
 
-    start = time.monotonic()
-    for step in rounds(e, state, after=done):
+    start = time.monotonic() - seconds
+    announce = lambda ledger: run.write(LEDGER, ledger.to_json().encode())  # noqa: E731
+    for step in rounds(e, state, ledger, done, announce):
         rows.append(step.row)
         run.append(step.row)
-        state = step.state
-        if step.t % e.config.checkpoint_every == 0 or step.t == e.config.rounds:
-            run.save(Checkpoint(step.t, state_tensors(state), seconds + time.monotonic() - start))
+        state, ledger, seconds = step.state, step.ledger, time.monotonic() - start
+        if step.t % e.config.checkpoint_every == 0:
+            run.save(Checkpoint(step.t, state_tensors(state), seconds))
         watch(step.row)
-    seconds += time.monotonic() - start
-    return finish(run, Result(e, rows, state, final_evaluation(e, state.x), seconds))
+    if state is None:
+        raise PdslError("privacy: not even one round fits the budget; raise target_epsilon or the noise")
+    if len(rows) % e.config.checkpoint_every:
+        run.save(Checkpoint(len(rows), state_tensors(state), seconds))
+    return finish(run, Result(e, rows, state, final_evaluation(e, state.x), seconds, ledger))
+
+
+def _agreed_ledger(e: Experiment, run: RunDirectory, done: int) -> Ledger | None:
+    """The run's ledger, which must account for every round that was run, and its secret, which must be the same."""
+    if e.mechanisms is None:
+        return None
+    ledger = read_ledger(run)
+    if done and (ledger is None or ledger.rounds < done):
+        raise PdslError(
+            f"{run.path / LEDGER} does not account for the {done} rounds that were run, so what was spent is not known;"
+            " restore it, or start the run anew"
+        )
+    if isinstance(e.streams, SecretStreams) and run.read(KEY) is None:
+        if ledger is not None and ledger.rounds:
+            raise PdslError(
+                f"{run.path / KEY} is missing: a round run again would draw new noise; restore it, or start anew"
+            )
+        run.write(KEY, e.streams.key, mode=0o600)
+    return ledger

@@ -3,9 +3,11 @@
     config.toml          every setting, resolved
     setup.json           what stays the same in all rounds: graph, holdings, sizes
     rows.jsonl           a row per round
+    ledger.json          what every agent has sent and spent, written before a round's first message could leave
+    secret.key           the run's own random key, where noise is not seeded; keep it to yourself
     checkpoint/          the two newest states, one safetensors file each, written aside and renamed
     summary.json         the result
-    model.safetensors    the mean model's parameters, by name
+    model.safetensors    the mean model's state_dict
     report.html          the page
 
 A row is on disk before the checkpoint of its round, so that the newest checkpoint always finds its rows.
@@ -30,6 +32,7 @@ from torch import Tensor
 from pdsl.errors import PdslError
 
 Row = dict[str, Any]
+PART = ".part"  # ends the name of a file that is being written
 KEPT = 2  # checkpoints: the newest, and the one before it in case the newest is damaged
 
 
@@ -50,18 +53,20 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, config_toml: str, setup: Mapping[str, Any]) -> "RunDirectory":
-        """A new directory with the run's settings in it. Refuses one that holds anything already."""
+        """A new directory with the run's settings in it. Refuses one that holds anything already.
+
+        It is a run as soon as config.toml is in place; what a kill before that leaves behind is in nobody's way.
+        """
         try:
-            if path.is_dir() and any(path.iterdir()):
+            if path.is_dir() and any(file.suffix != PART for file in path.iterdir()):
                 if (path / "config.toml").exists():
                     raise PdslError(
                         f"{path} already holds a run; continue it with --resume {path}, or choose another --out"
                     )
                 raise PdslError(f"{path} is not empty; choose another --out")
-            (path / "checkpoint").mkdir(parents=True, exist_ok=True)
+            path.mkdir(parents=True, exist_ok=True)
             run = cls(path)
-            run.write("setup.json", json.dumps(setup, ensure_ascii=False).encode())
-            run.write("config.toml", config_toml.encode())
+            run.describe(config_toml, setup)
         except OSError as e:
             raise PdslError(f"cannot write to {path}: {e.strerror}; choose another place with --out") from e
         return run
@@ -90,11 +95,25 @@ class RunDirectory:
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
             raise PdslError(f"{self.path / 'config.toml'}: damaged: {e}; restore it, or start the run anew") from e
 
-    def write(self, name: str, content: bytes) -> None:
+    def describe(self, config_toml: str, setup: Mapping[str, Any]) -> None:
+        """Write what is known before the first round."""
+        self.write("config.toml", config_toml.encode())
+        self.write("setup.json", json.dumps(setup, ensure_ascii=False).encode())
+
+    def read(self, name: str) -> bytes | None:
+        """A file's content; None where there is no such file."""
+        try:
+            return (self.path / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, content: bytes, mode: int = 0o644) -> None:
         """Write a file aside and rename it: a reader finds the old one or the new one, never a part."""
         target = self.path / name
-        aside = target.with_name(target.name + ".part")
-        with aside.open("wb") as file:
+        target.parent.mkdir(exist_ok=True)
+        aside = target.with_name(target.name + PART)
+        aside.unlink(missing_ok=True)
+        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:  # noqa: PTH123
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -112,24 +131,43 @@ class RunDirectory:
             os.fsync(file.fileno())
 
     def rows(self) -> list[Row]:
-        """The rows on disk; a last line cut off by a crash is left out."""
+        """The rows on disk, up to the first that is not whole: a crash may have cut it off."""
         try:
-            lines = (self.path / "rows.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+            lines = (self.path / "rows.jsonl").read_bytes().splitlines(keepends=True)
         except FileNotFoundError:
             return []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        rows: list[Row] = []
+        for line in lines:
+            try:
+                row = json.loads(line) if line.endswith(b"\n") else None
+            except ValueError:
+                break
+            if not isinstance(row, dict) or row.get("round") != len(rows) + 1:
+                break
+            rows.append(row)
+        return rows
 
-    def keep_rows(self, last: int) -> list[Row]:
-        """The rows up to round `last`, after removing the others from the disk."""
-        rows = [row for row in self.rows() if row["round"] <= last]
-        if [row["round"] for row in rows] != list(range(1, last + 1)):
-            raise PdslError(f"{self.path / 'rows.jsonl'}: rows are missing before round {last}; start the run anew")
+    def back_to(self, last: int) -> list[Row]:
+        """The rows up to round `last`, after removing from the disk what is of later rounds or half written."""
+        rows = self.rows()[:last]
+        if len(rows) < last:
+            raise PdslError(
+                f"{self.path / 'rows.jsonl'}: row {len(rows) + 1} of {last} is missing or damaged; restore it, or start"
+                " the run anew"
+            )
         self.write("rows.jsonl", "".join(_line(row) for row in rows).encode())
+        checkpoints = self._checkpoints()
+        later = [file for file in checkpoints if _round_of(file) > last]
+        older = checkpoints[len(later) + KEPT :]
+        for file in [*later, *older, *self.path.rglob(f"*{PART}")]:
+            file.unlink()
         return rows
 
     def save(self, checkpoint: Checkpoint) -> None:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
-        facts = {"round": str(checkpoint.round), "seconds": repr(checkpoint.seconds), "sha256": _sha256(tensors)}
+        facts = {"round": str(checkpoint.round), "seconds": repr(checkpoint.seconds)}
+        facts["sha256"] = _sha256(facts, tensors)
+        (self.path / "checkpoint").mkdir(exist_ok=True)
         self.write(f"checkpoint/round-{checkpoint.round:06d}.safetensors", save(tensors, metadata=facts))
         for old in self._checkpoints()[KEPT:]:
             old.unlink()
@@ -147,20 +185,25 @@ class RunDirectory:
         return None, complaints
 
     def _checkpoints(self) -> list[Path]:
-        return sorted((self.path / "checkpoint").glob("round-*.safetensors"), reverse=True)
+        files = (self.path / "checkpoint").glob("round-*.safetensors")
+        return sorted((file for file in files if file.stem[6:].isdecimal()), key=_round_of, reverse=True)
+
+
+def _round_of(file: Path) -> int:
+    return int(file.stem.removeprefix("round-"))
 
 
 def _load(file: Path) -> Checkpoint:
     with safe_open(file, framework="pt") as stored:
         facts = stored.metadata() or {}
         tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118  not a dict
-    if _sha256(tensors) != facts["sha256"]:
+    if facts.pop("sha256") != _sha256(facts, tensors):
         raise ValueError("its checksum does not match")
     return Checkpoint(int(facts["round"]), tensors, float(facts["seconds"]))
 
 
-def _sha256(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
+def _sha256(facts: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name in sorted(tensors):
         digest.update(f"{name} {tuple(tensors[name].shape)} {tensors[name].dtype}\n".encode())
         digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes())

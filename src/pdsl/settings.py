@@ -62,13 +62,15 @@ class ModelSettings(Section):
     name: str = Field(
         "auto", description="auto, mnist-cnn, cifar10-cnn, digits-cnn, softmax, mlp, or package.module:callable"
     )
-    channels: tuple[PositiveInt, PositiveInt] | None = Field(None, description="widths of the two convolutions; default by model")
+    channels: tuple[PositiveInt, PositiveInt] | None = Field(
+        None, description="widths of the two convolutions; default by model"
+    )
     hidden: int | None = Field(None, ge=1, description="width of the hidden layer (cifar10-cnn, mlp); default by model")
     activation: Literal["relu", "tanh"] = Field("tanh", description="activation; the paper has relu")
 
 
 class BatchSettings(Section):
-    size: int = Field(32, ge=1, description="batch size B; with poisson the size expected of an average agent")
+    size: int = Field(64, ge=1, description="batch size B; with poisson the size expected of an average agent")
     sampler: Literal["poisson", "fixed"] = Field(
         "poisson", description="poisson: each record with the same rate q; fixed: B distinct records, uniformly"
     )
@@ -92,31 +94,54 @@ class ShapleySettings(Section):
     floor: float = Field(0.5, ge=0, le=1, description="λ: share = (1-λ)·φ̂/Σφ̂ + λ/k; the paper has 0")
 
 
+DEFAULT_EPSILON = 8.0  # total, where noise is on and nothing says how much
+
+
 class PrivacySettings(Section):
-    mode: Literal["none", "noise"] = Field("none", description="none: no noise; noise: Gaussian noise on every message")
+    mode: Literal["sound", "noise", "paper", "none"] = Field(
+        "sound", description="sound: one total budget; noise: σ as given; paper: σ by Theorem 1; none: no privacy"
+    )
+    target_epsilon: float | None = Field(
+        None, gt=0, description=f"total ε of the whole run; σ is found for it; default {DEFAULT_EPSILON:g}"
+    )
+    delta: float = Field(1e-5, gt=0, lt=1, description="δ of the whole run")
     clipping: Literal["per-sample", "batch"] = Field(
         "per-sample", description="clip each record's gradient, or the batch's as in the paper"
     )
     max_grad_norm: float = Field(1.0, gt=0, description="clipping threshold C")
-    noise_multiplier: float | None = Field(None, ge=0, description="σ/(√k·Δ): noise relative to a round's sensitivity")
-    sigma: float | None = Field(None, ge=0, description="σ itself: standard deviation of the noise on every message")
-    epsilon_per_round: float | None = Field(None, gt=0, description="ε from which Theorem 1 of the paper computes σ")
-    phi_min: float | None = Field(
-        None, gt=0, le=1, description="least share φ̂_min in Theorem 1; default λ/k from shapley.floor"
+    noise_multiplier: float | None = Field(
+        None, ge=0, description="for experts: σ/(√k·Δ) instead of a target; a target is then the budget only"
     )
-    delta: float = Field(1e-5, gt=0, lt=1, description="δ")
+    sigma: float | None = Field(None, ge=0, description="for experts: σ of the noise on every message, likewise")
+    epsilon_per_round: float | None = Field(None, gt=0, description="paper: ε from which Theorem 1 computes σ")
+    phi_min: float | None = Field(
+        None, gt=0, le=1, description="paper: least share φ̂_min in Theorem 1; default λ/k from shapley.floor"
+    )
+    randomness: Literal["seeded", "system"] = Field(
+        "seeded", description="seeded: for simulation, not private; system: the operating system's entropy"
+    )
 
     @model_validator(mode="after")
     def _one_source_of_noise(self) -> "PrivacySettings":
-        given = [n for n in ("noise_multiplier", "sigma", "epsilon_per_round") if getattr(self, n) is not None]
+        amounts = ("noise_multiplier", "sigma", "epsilon_per_round")
+        given = [name for name in amounts if getattr(self, name) is not None]
         if self.mode == "noise" and len(given) != 1:
             raise ValueError(
-                "mode 'noise' takes exactly one of noise_multiplier, sigma, epsilon_per_round"
-                f" (given: {', '.join(given) or 'none'})"
+                f"mode 'noise' takes exactly one of {', '.join(amounts)} (given: {', '.join(given) or 'none'})"
             )
-        if self.mode == "none" and given:
-            raise ValueError(f"{given[0]} is set but mode is 'none'; try privacy.mode=noise")
+        if self.mode == "paper" and given != ["epsilon_per_round"]:
+            raise ValueError("mode 'paper' computes σ by Theorem 1 from epsilon_per_round alone; set it, like 0.08")
+        if self.mode == "sound" and "epsilon_per_round" in given:
+            raise ValueError("epsilon_per_round is for mode 'paper'; mode 'sound' takes a total, target_epsilon")
+        if self.mode == "sound" and len(given) > 1:
+            raise ValueError("noise_multiplier and sigma both say how much noise, exactly one can hold; leave one out")
         return self
+
+    @property
+    def budget(self) -> float | None:
+        """The total ε that no agent may pass; None where only the amount of noise was given."""
+        amount_given = self.mode != "sound" or self.noise_multiplier is not None or self.sigma is not None
+        return self.target_epsilon if amount_given else self.target_epsilon or DEFAULT_EPSILON
 
 
 class EngineSettings(Section):

@@ -96,6 +96,15 @@ def shares(phi: Values, settings: ShapleySettings) -> Values:
     return raised
 
 
+def check(settings: ShapleySettings, k: int) -> None:
+    """Refuse an estimator that a neighbourhood of k members is too large for."""
+    if settings.estimator == "exact" and settings.weighting != "uniform" and k > EXACT_LIMIT:
+        raise PdslError(
+            f"shapley.estimator=exact needs 2^{k} evaluations for a neighbourhood of {k} members;"
+            " try montecarlo or fast"
+        )
+
+
 @dataclass(frozen=True)
 class Valuation:
     """What each member's message is worth to one agent, and what it took to find out."""
@@ -154,14 +163,10 @@ class Validation:
 
     def _plan(self, t: int, agent: int, k: int, settings: ShapleySettings) -> tuple[str, Plan]:
         """The estimator's name and its coalitions for a neighbourhood of k members."""
+        check(settings, k)
         name: str = settings.estimator
         if name == "auto":
             name = "exact" if k <= EXACT_TO else "fast"
-        if name == "exact" and k > EXACT_LIMIT:
-            raise PdslError(
-                f"shapley.estimator=exact needs 2^{k} evaluations for a neighbourhood of {k} members;"
-                " try montecarlo or fast"
-            )
         if name == "exact" or (name == "fast" and k <= EXACT_LOGITS_TO):
             return name, exact(k)
         generator = self.streams.generator("permutations", agent, t)

@@ -24,8 +24,8 @@ from pdsl.gradients import Owners, choose_per_sample, row_digests
 from pdsl.graph import Graph
 from pdsl.models import Network
 from pdsl.parallel import Workers
-from pdsl.privacy import Noise, sigmas
-from pdsl.randomness import Streams
+from pdsl.privacy import Ledger, Mechanism, Noise, mechanisms
+from pdsl.randomness import SecretStreams, Streams
 from pdsl.shapley import Validation
 
 Row = dict[str, Any]
@@ -43,8 +43,20 @@ class Experiment:
     batches: Batches
     validation: tuple[Tensor, Tensor]  # Q
     test: tuple[Tensor, Tensor]
-    sigma: list[float]  # per agent
+    mechanisms: list[Mechanism] | None  # what each agent releases in a round; None without noise
     streams: Streams = field(repr=False)
+
+    @property
+    def sigma(self) -> list[float]:
+        """Standard deviation of the noise on each agent's messages."""
+        return [m.sigma for m in self.mechanisms] if self.mechanisms else [0.0] * self.graph.agents
+
+    def open_ledger(self) -> Ledger | None:
+        """A ledger with nothing in it; None without noise, when no number could stand in it."""
+        if self.mechanisms is None:
+            return None
+        peers = [self.graph.neighbourhood(i).tolist() for i in range(self.graph.agents)]
+        return Ledger.opened(self.config.privacy.delta, self.config.privacy.budget, peers)
 
     def facts(self) -> dict[str, Any]:
         """What stays the same in all rounds, for the run directory and the report."""
@@ -64,11 +76,20 @@ class Experiment:
 
 
 def prepare(
-    config: Config, *, model: nn.Module | None = None, data: Data | None = None, graph: Graph | None = None
+    config: Config,
+    *,
+    model: nn.Module | None = None,
+    data: Data | None = None,
+    graph: Graph | None = None,
+    key: bytes | None = None,
+    agreed: list[Mechanism] | None = None,
 ) -> Experiment:
-    """Load, partition and check everything that `config` names, or take the objects given instead."""
+    """Load, partition and check everything that `config` names, or take the objects given instead.
+
+    A run that is taken up again brings its secret `key` and the noise `agreed` on when it started.
+    """
     _check_device(config.engine.device)
-    streams = Streams(config.seed)
+    streams = Streams(config.seed) if config.privacy.randomness == "seeded" else SecretStreams(config.seed, key)
     objects = (
         ("graph", graph, config.graph.kind),
         ("data", data, config.data.name),
@@ -79,9 +100,11 @@ def prepare(
             raise PdslError(
                 f"this run's {name} was an object given in Python, and no config can name it; use pdsl.train"
             )
-    graph = graph or graphs.build(config.graph, streams)
-    data = data or load(config.data, streams, graph.agents)
-    parts = partition(data.y, graph.agents, config.partition, streams, data.owner)
+    agents = graph.agents if graph else config.graph.agents
+    data = data or load(config.data, streams, agents)
+    parts = partition(data.y, agents, config.partition, streams, data.owner)
+    graph = graph or graphs.build(config.graph, streams)  # when it is known that there are records for so many agents
+    config.algorithm.check(int(max(graph.degrees)))
     validation, test = split_public(data, config.data.validation, streams)
     if model is None:
         model = models.build(config.model, data.name, data.x.shape[1:], data.classes, streams)
@@ -94,67 +117,113 @@ def prepare(
         )
     batches = Batches([len(part) for part in parts], config.batch, streams)
     releases = [config.algorithm.releases(int(k)) for k in graph.degrees]
-    sigma = sigmas(config.privacy, graph, batches, releases, config.shapley.floor)
-    return Experiment(config, data, graph, network, parts, batches, validation, test, sigma, streams)
+    if agreed is None:
+        agreed = mechanisms(config.privacy, graph, batches, releases, config.rounds, config.shapley.floor)
+    return Experiment(config, data, graph, network, parts, batches, validation, test, agreed, streams)
 
 
 def _check_device(name: str) -> None:
     try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as e:
+        torch.ones(1, device=name).item()  # 'meta' can hold a number, but not tell it
+    except (RuntimeError, AssertionError, ImportError) as e:
         raise PdslError(f"engine.device={name}: {str(e).splitlines()[0]}; try engine.device=cpu") from e
 
 
 @dataclass(frozen=True)
 class Step:
-    """The end of a round: its row of facts and the algorithm's state."""
+    """The end of a round: its row of facts, the algorithm's state, and what has been spent so far."""
 
     row: Row
     state: Any
+    ledger: Ledger | None
 
     @property
     def t(self) -> int:
         return int(self.row["round"])
 
 
-def rounds(experiment: Experiment, state: Any = None, after: int = 0) -> Iterator[Step]:
-    """Rounds after+1, …, T, starting from `state` (the algorithm's first state if None).
+@dataclass(frozen=True)
+class Apparatus:
+    """What the rounds of an experiment are run with."""
 
-    A row depends on the config and the round alone: not on T, on when the run was interrupted, or on the workers.
+    engine: Local
+    owners: Owners
+    noise: Noise
+    validation: Validation
+
+
+def apparatus(e: Experiment, workers: Workers) -> Apparatus:
+    """Everybody's records in place, ready for a round."""
+    device, privacy = e.network.device, e.config.privacy
+    Q = Validation(e.network, e.validation[0].to(device), e.validation[1].to(device), e.streams, workers)
+    owners = Owners(
+        e.network,
+        [e.data.x[part].to(device) for part in e.parts],
+        [e.data.y[part].to(device) for part in e.parts],
+        e.batches,
+        privacy.clipping,
+        privacy.max_grad_norm,
+        workers,
+        choose_per_sample(e.network, Q.inputs, Q.labels),
+    )
+    return Apparatus(Local(e.graph), owners, Noise(e.sigma, e.streams, workers), Q)
+
+
+def first_state(e: Experiment) -> Any:
+    """The algorithm's state before round 1: all agents have the same model."""
+    return e.config.algorithm.init(e.network.start().repeat(e.graph.agents, 1))
+
+
+def rounds(
+    experiment: Experiment,
+    state: Any = None,
+    ledger: Ledger | None = None,
+    after: int = 0,
+    announce: Callable[[Ledger], None] = lambda ledger: None,
+) -> Iterator[Step]:
+    """Rounds after+1, …, T, starting from `state` and `ledger` (those of a new run if None).
+
+    Each round is charged to the ledger, and the ledger announced, before anything of that round could leave an agent.
+    The rounds end early where another one would pass the budget. A row depends on the settings, the noise and the
+    round alone: not on when the run was interrupted, on the workers, or, where σ is given, on T.
     """
     e, config = experiment, experiment.config
-    device = e.network.device
-    count = config.engine.workers or (None if device.type == "cpu" else 1)
+    count = config.engine.workers or (None if e.network.device.type == "cpu" else 1)
     with Workers(count) as workers:
-        engine = Local(e.graph)
-        Q = Validation(e.network, e.validation[0].to(device), e.validation[1].to(device), e.streams, workers)
-        owners = Owners(
-            e.network,
-            [e.data.x[part].to(device) for part in e.parts],
-            [e.data.y[part].to(device) for part in e.parts],
-            e.batches,
-            config.privacy.clipping,
-            config.privacy.max_grad_norm,
-            workers,
-            choose_per_sample(e.network, Q.inputs, Q.labels),
-        )
-        noise = Noise(e.sigma, e.streams, workers)
-        if state is None:
-            state = config.algorithm.init(e.network.start().repeat(e.graph.agents, 1))
+        parts = apparatus(e, workers)
+        state = first_state(e) if state is None else state
+        ledger = e.open_ledger() if ledger is None else ledger
         for t in range(after + 1, config.rounds + 1):
-            state, facts = config.algorithm.step(state, Round(t, engine, owners, noise, Q))
-            if not torch.isfinite(state.x).all():
+            if ledger is not None and e.mechanisms is not None:
+                ledger = ledger.charged(t, e.mechanisms)
+                if not ledger.within_budget:
+                    return
+                announce(ledger)
+            state, facts = config.algorithm.step(
+                state, Round(t, parts.engine, parts.owners, parts.noise, parts.validation)
+            )
+            if not torch.isfinite(state.x - state.x.mean(0)).all():  # their mean may overflow before they do
                 raise PdslError(
                     f"diverged in round {t}: a model has infinite or undefined parameters; try a smaller"
                     f" algorithm.learning_rate (now {getattr(config.algorithm, 'learning_rate', '?')}) or less noise"
                 )
-            yield Step(_row(e, t, state.x, engine, workers) | facts, state)
+            row = _row(e, t, state.x, parts.engine, workers)
+            if ledger is not None:
+                row["epsilon"] = finite(ledger.epsilon)
+            step = Step(row | facts, state, ledger)
+            with workers.resting():
+                yield step
+
+
+def consensus_distance(x: Tensor) -> float:
+    """How far the agents' models are from their mean, on average."""
+    return float((x - x.mean(0)).double().norm(dim=1).mean())
 
 
 def _row(e: Experiment, t: int, x: Tensor, engine: Engine, workers: Workers) -> Row:
     row: Row = {
         "round": t,
-        "consensus": (x - x.mean(0)).double().norm(dim=1).mean().item(),
+        "consensus": consensus_distance(x),
         "messages": engine.messages,
         "bytes": engine.bytes,
     }
@@ -179,8 +248,7 @@ class Evaluation:
     @property
     def loss(self) -> float | None:
         """Mean over the agents; None where a model's scores overflow."""
-        mean = sum(self.losses) / len(self.losses)
-        return mean if math.isfinite(mean) else None
+        return finite(sum(self.losses) / len(self.losses))
 
     def as_row(self) -> Row:
         return {
@@ -212,6 +280,11 @@ def final_evaluation(e: Experiment, x: Tensor) -> Evaluation:
     """`evaluate` after the loop has ended."""
     with Workers(e.config.engine.workers) as workers:
         return evaluate(e, x, workers)
+
+
+def finite(value: float) -> float | None:
+    """JSON has no infinity and no NaN: null says that there is no number."""
+    return value if math.isfinite(value) else None
 
 
 def models_sha256(x: Tensor) -> str:

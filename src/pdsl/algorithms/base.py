@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pdsl.engine import Engine
 from pdsl.gradients import Owners
-from pdsl.privacy import Noise
+from pdsl.privacy import Noise, Release
 from pdsl.settings import Section
 from pdsl.shapley import Validation
 
@@ -52,6 +52,9 @@ class Algorithm(Section):
         """One round."""
         raise NotImplementedError
 
-    def releases(self, members: int) -> int:
-        """k: the noisy vectors that an agent with so many members computes on one batch, its own included."""
+    def check(self, members: int) -> None:
+        """Refuse a largest neighbourhood of so many members, if the algorithm cannot cope with it."""
+
+    def releases(self, members: int) -> Release:
+        """What leaves an agent with so many members in a round, its message to itself included."""
         raise NotImplementedError

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Facts, Round
 from pdsl.engine.base import weighted_sums
+from pdsl.privacy import Release
 from pdsl.settings import ShapleySettings
-from pdsl.shapley import shares
+from pdsl.shapley import check, shares
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class PDSL(Algorithm):
 
     name: ClassVar[str] = "pdsl"
 
-    learning_rate: float = Field(2.0, gt=0, description="γ")
+    learning_rate: float = Field(1.0, gt=0, description="γ")
     momentum: float = Field(0.5, ge=0, lt=1, description="α")
     step_scale: Literal["mean", "paper"] = Field(
         "mean", description="mean: the weights of a neighbourhood sum to 1; paper: divided by ω, equation 20"
@@ -71,5 +72,8 @@ class PDSL(Algorithm):
         }
         return State(x, u), {"shapley": facts}
 
-    def releases(self, members: int) -> int:
-        return members
+    def check(self, members: int) -> None:
+        check(self.shapley, members)
+
+    def releases(self, members: int) -> Release:
+        return Release(messages=members)

@@ -43,13 +43,13 @@ class Batches:
 
     def draw(self, agent: int, round: int) -> Tensor:  # [batch] int64
         """Places of the batch's records in the agent's own part (0..n_i-1), ascending."""
-        generator = self.streams.generator("batch", agent, round)
         n = self.sizes[agent]
+        draws = self.streams.uniforms(n, "batch", agent, round)
         rate = self.rate
         if rate is None:
-            chosen = np.sort(generator.choice(n, min(self.settings.size, n), replace=False))
+            chosen = np.sort(np.argsort(draws, kind="stable")[: self.settings.size])
         else:
-            chosen = np.flatnonzero(generator.random(n) < rate)
+            chosen = np.flatnonzero(draws < rate)
         return torch.from_numpy(chosen.astype(np.int64))
 
     @property

@@ -1,6 +1,14 @@
-"""Privacy: the Gaussian mechanism on every message, and the paper's Theorem 1."""
+"""Privacy: what leaves an agent, and what it costs.
 
-from pdsl.privacy.mechanism import Noise, sensitivity, sigmas
+Read `mechanism` (noise, sensitivity) first, then `accounting` (from what is released to ε), `calibration` (from a
+budget to σ), `ledger` (what has been spent), `statement` (the same in words), `audit` (can it be broken?), `calculator`
+(planning), `theorem1` (the paper's own bound).
+"""
+
+from pdsl.privacy.accounting import Mechanism, epsilon
+from pdsl.privacy.calibration import Release, mechanisms
+from pdsl.privacy.ledger import Ledger
+from pdsl.privacy.mechanism import Noise, sensitivity
 from pdsl.privacy.theorem1 import theorem1_sigma
 
-__all__ = ["Noise", "sensitivity", "sigmas", "theorem1_sigma"]
+__all__ = ["Ledger", "Mechanism", "Noise", "Release", "epsilon", "mechanisms", "sensitivity", "theorem1_sigma"]

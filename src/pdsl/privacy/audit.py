@@ -1,0 +1,478 @@
+"""The audit: does a run do what its ledger says, and can the claim be broken?
+
+Conformance first: what the run's own parts (records, clip, noise, sampler, algorithm) really do is measured, and what
+the ledger claims is computed again from those measurements, with formulas of the audit's own. Then canaries: records
+that are in one agent's data or not by the toss of a coin, and an adversary who sees every message of that agent and
+guesses.
+
+A check that fails is evidence against the claim at a false-alarm rate of about one in a million per check.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pdsl.algorithms import Round
+from pdsl.data.batches import Batches
+from pdsl.gradients import Owners
+from pdsl.parallel import Workers
+from pdsl.privacy.accounting import Mechanism
+from pdsl.privacy.ledger import Ledger
+from pdsl.privacy.mechanism import Noise, sensitivity
+from pdsl.privacy.statement import statement
+from pdsl.runner import read_ledger, take_up
+from pdsl.runs import Row, RunDirectory
+from pdsl.train import Apparatus, Experiment, apparatus, consensus_distance, first_state
+
+ALARM = 1e-6  # probability of a false alarm, per check
+ROUNDS = 4  # rounds run again to look at messages
+BATCHES = 400  # batches drawn to look at the sampler
+CONFIDENCE = 0.95  # of the lower bound on ε from canaries
+KNOWN = 200  # other records of the agent that the adversary takes into account
+Scores = NDArray[np.float64]
+
+
+class Verdict(IntEnum):
+    """Also the exit code."""
+
+    PASS = 0
+    FAIL = 1
+    INCONCLUSIVE = 2
+
+
+@dataclass(frozen=True)
+class Finding:
+    check: str
+    verdict: Verdict
+    detail: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """All findings, and what they come to."""
+
+    claim: str
+    findings: list[Finding]
+
+    @property
+    def verdict(self) -> Verdict:
+        """One failure is a failure; with none, one check that could not be made leaves it open."""
+        found = {finding.verdict for finding in self.findings}
+        return next(v for v in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS) if v in found)
+
+    def as_dict(self) -> dict[str, Any]:
+        findings = [{"check": f.check, "verdict": f.verdict.name.lower(), "detail": f.detail} for f in self.findings]
+        return {"verdict": self.verdict.name.lower(), "claim": self.claim, "findings": findings}
+
+
+def audit_run(path: Path, count: int, rounds: int | None = None) -> Report:
+    """Audit the run in a directory, with `count` canaries over `rounds` rounds (None: as many as it takes)."""
+    e, run = take_up(path, [])
+    ledger = read_ledger(run)
+    findings = audit(e, ledger, run.rows(), written_epsilons(run))
+    if ledger is not None and e.mechanisms is not None and count:
+        findings.append(_canary_finding(canaries(e, 0, count, rounds), ledger.epsilon))
+    return Report(statement(e.config.privacy, ledger, e.mechanisms), findings)
+
+
+def written_epsilons(run: RunDirectory) -> list[float | None]:
+    """The ε of each agent as it stands in the ledger's file; [] for a run that has not finished."""
+    stored = json.loads(run.read("ledger.json") or b'{"agents": []}')
+    return [agent["epsilon"] for agent in stored["agents"] if "epsilon" in agent]
+
+
+def audit(e: Experiment, ledger: Ledger | None, rows: Sequence[Row], claimed: Sequence[float | None]) -> list[Finding]:
+    """All conformance checks of a run with these rows; `claimed` is the ε written down for each agent."""
+    if e.mechanisms is None or ledger is None:
+        return [Finding("claim", Verdict.INCONCLUSIVE, "the run has no noise and makes no claim")]
+    with Workers(e.config.engine.workers) as workers:
+        parts = apparatus(e, workers)
+        replayed = _replay(e, parts)
+        return [
+            _ledger_matches(e, ledger, rows),
+            _rows_match(replayed, rows),
+            _counted(ledger, replayed.messages),
+            _epsilon_matches(e, replayed.messages, len(rows), claimed or ledger.epsilon_per_agent, ledger),
+            *_noise(e, replayed.messages),
+            _sampler(e.batches, e.mechanisms),
+            _sensitivity(e, parts.owners),
+        ]
+
+
+# What left the agents
+
+
+@dataclass(frozen=True)
+class Message:
+    round: int
+    maker: int
+    peer: int
+    clipped: Tensor  # before the noise
+    noise: Tensor
+
+
+@dataclass(frozen=True)
+class _Recorder(Noise):
+    """The run's own noise, looked at."""
+
+    of: Noise = field(kw_only=True)
+    seen: list[Message] = field(kw_only=True)
+
+    def add(self, t: int, makers: Tensor, peers: Tensor, g: Tensor) -> Tensor:
+        noisy = self.of.add(t, makers, peers, g)
+        for e in range(len(g)):
+            self.seen.append(Message(t, int(makers[e]), int(peers[e]), g[e], (noisy[e].double() - g[e].double())))
+        return noisy
+
+
+@dataclass(frozen=True)
+class _Replay:
+    """The first rounds, run again from the start by the run's own parts."""
+
+    messages: list[Message]
+    consensus: list[float]  # per round
+
+
+def _replay(e: Experiment, parts: Apparatus) -> _Replay:
+    seen: list[Message] = []
+    consensus = []
+    noise = _Recorder(parts.noise.sigma, parts.noise.streams, parts.noise.workers, of=parts.noise, seen=seen)
+    state = first_state(e)
+    for t in range(1, ROUNDS + 1):
+        state, _ = e.config.algorithm.step(state, Round(t, parts.engine, parts.owners, noise, parts.validation))
+        consensus.append(consensus_distance(state.x))
+    return _Replay(seen, consensus)
+
+
+# Conformance
+
+
+def _ledger_matches(e: Experiment, ledger: Ledger, rows: Sequence[Row]) -> Finding:
+    """Every round of every agent is in the ledger once, with what the settings, data and graph say about it."""
+    wrong = []
+    for i, account in enumerate(ledger.accounts):
+        charged = [t for entry in account for t in range(entry.first, entry.last + 1)]
+        members = e.graph.neighbourhood(i).tolist()
+        release = e.config.algorithm.releases(len(members))
+        derived = (sensitivity(e.config.privacy, e.batches, i), release.messages, release.steps, e.batches.rate)
+        if charged != list(range(1, len(charged) + 1)) or len(charged) < len(rows):
+            wrong.append(f"agent {i}: {len(charged)} rounds charged, {len(rows)} run")
+        elif any(not _alike(entry.mechanism, derived) for entry in account):
+            wrong.append(f"agent {i}: charged with another sensitivity, number of messages or rate than the run's")
+        elif list(ledger.peers[i]) != members:
+            wrong.append(f"agent {i}: other peers than the graph's")
+    return _finding("ledger holds every round and peer", wrong, f"{len(ledger.accounts)} agents, {len(rows)} rounds")
+
+
+def _alike(m: Mechanism, derived: tuple[float, int, int, float | None]) -> bool:
+    close = math.isclose(m.sensitivity, derived[0], rel_tol=1e-9)
+    return close and (m.messages, m.steps, m.rate) == derived[1:]
+
+
+def _rows_match(replayed: _Replay, rows: Sequence[Row]) -> Finding:
+    """With the ledger's σ the first rounds come out as they did: the run used that noise and no other."""
+    pairs = zip(replayed.consensus, rows, strict=False)
+    wrong = [
+        f"round {row['round']} comes out differently with the ledger's noise: {again:.6g}, not {row['consensus']:.6g}"
+        for again, row in pairs
+        if not math.isclose(again, row["consensus"], rel_tol=1e-3, abs_tol=1e-9)
+    ]
+    return _finding("rounds run again", wrong, f"{min(len(rows), ROUNDS)} rounds come out as they did")
+
+
+def _counted(ledger: Ledger, messages: list[Message]) -> Finding:
+    """k, counted: noisy vectors an agent really made in a round, its own to itself included."""
+    wrong = []
+    for i, account in enumerate(ledger.accounts):
+        for t in range(1, ROUNDS + 1):
+            k = sum(m.maker == i and m.round == t for m in messages)
+            claimed = {entry.mechanism.messages * entry.mechanism.steps for entry in account}
+            if claimed != {k}:
+                wrong.append(f"agent {i} made {k} noisy messages in round {t}, the ledger counts {sorted(claimed)}")
+    return _finding("messages counted", wrong, f"{len(messages)} messages in {ROUNDS} rounds")
+
+
+def _epsilon_matches(
+    e: Experiment, messages: list[Message], rounds: int, claimed: Sequence[float | None], ledger: Ledger
+) -> Finding:
+    """ε, once more, from the measured σ, the counted messages and the sampler that was really used."""
+    assert e.mechanisms is not None
+    wrong, worst = [], 0.0
+    for i, (m, said) in enumerate(zip(e.mechanisms, claimed, strict=True)):
+        own = [message for message in messages if message.maker == i]
+        k = max(1, len(own) // (ROUNDS * m.steps))
+        delta_2 = sensitivity(e.config.privacy, e.batches, i)
+        true = _epsilon_again(e.sigma[i], delta_2, k, m.steps * rounds, e.batches.rate, ledger.delta)
+        worst = max(worst, true)
+        if said is None or not math.isclose(said, true, rel_tol=0.01):
+            wrong.append(f"agent {i}: ε = {said} is written down, {true:.4g} is what was spent")
+        elif ledger.budget is not None and true > ledger.budget * 1.001:
+            wrong.append(f"agent {i}: ε = {true:.4g} passes the budget of {ledger.budget:g}")
+    return _finding("ε computed again", wrong, f"worst agent {worst:.4g} at δ = {ledger.delta:g}")
+
+
+def _epsilon_again(sigma: float, delta_2: float, k: int, rounds: int, rate: float | None, delta: float) -> float:
+    """The audit's own account, from dp-accounting's events: k vectors on one batch have sensitivity √k·Δ."""
+    if sigma == 0:
+        return math.inf
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+
+    round_: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(sigma / (math.sqrt(k) * delta_2))
+    if rate is not None and rate < 1:
+        round_ = dp_accounting.PoissonSampledDpEvent(rate, round_)
+    return float(PLDAccountant().compose(round_, rounds).get_epsilon(delta))
+
+
+def _noise(e: Experiment, messages: list[Message]) -> Iterator[Finding]:
+    """σ by χ², the shape by Kolmogorov and Smirnov, and no two messages with noise in common."""
+    from scipy import stats
+
+    if not all(e.sigma):
+        yield Finding("σ of the noise", Verdict.FAIL, "an agent's σ is 0")
+        return
+    of = {f"agent {i}": [m for m in messages if m.maker == i] for i in range(len(e.sigma))} | {"all agents": messages}
+    wrong = []
+    for who, own in of.items():
+        unit = torch.cat([m.noise / e.sigma[m.maker] for m in own])
+        chi2 = float(unit.square().sum())
+        p = 2 * min(stats.chi2.cdf(chi2, len(unit)), stats.chi2.sf(chi2, len(unit)))
+        if p < ALARM:
+            wrong.append(f"{who}: the noise has {math.sqrt(chi2 / len(unit)):.4f} times the σ that is claimed")
+    yield _finding("σ of the noise", wrong, f"{len(messages)} messages, χ² per agent and for all")
+
+    scale = torch.tensor([e.sigma[m.maker] for m in messages], dtype=torch.float64)
+    unit = torch.stack([m.noise for m in messages]) / scale[:, None]  # [messages, d]
+    values = unit.flatten().numpy()
+    p = float(stats.kstest(values[:: max(1, len(values) // 200_000)], "norm").pvalue)
+    shape = [f"not a normal distribution: p = {p:.1e}"] if p < ALARM else []
+    yield _finding("noise is Gaussian", shape, f"p = {p:.2g}")
+
+    d = unit.shape[1]
+    correlation = (unit @ unit.T) / d
+    pairs = len(messages) * (len(messages) - 1) / 2
+    limit = stats.norm.isf(ALARM / max(1.0, pairs) / 2) / math.sqrt(d)
+    alike = [
+        f"messages of agents {a.maker} and {b.maker} (to {a.peer} and {b.peer}, rounds {a.round} and {b.round})"
+        f" have noise in common: correlation {float(correlation[n, m]):.2f}"
+        for (n, a), (m, b) in combinations(enumerate(messages), 2)
+        if abs(correlation[n, m]) > limit
+    ]
+    yield _finding("noise is never shared", alike, f"{pairs:,.0f} pairs, none correlated")
+
+
+def _sampler(batches: Batches, mechanisms: Sequence[Mechanism]) -> Finding:
+    """The rate that the accountant was told is the rate at which records are drawn, each by itself."""
+    from scipy import stats
+
+    claimed = mechanisms[0].rate
+    if claimed is None:
+        return Finding("sampler", Verdict.PASS, "fixed-size batches: no amplification claimed")
+    wrong = []
+    for i, n in enumerate(batches.sizes):
+        member = torch.zeros(BATCHES, n)
+        for t in range(BATCHES):
+            member[t, batches.draw(i, t + 1)] = 1
+        drawn, draws = int(member.sum()), BATCHES * n
+        p = float(stats.binomtest(drawn, draws, claimed).pvalue)
+        if p < ALARM:
+            wrong.append(f"agent {i}: records are drawn at rate {drawn / draws:.4f}, claimed {claimed:.4f}")
+        if 0 < claimed < 1:
+            spread = float(member.sum(1).var())
+            ratio = spread / (n * claimed * (1 - claimed)) * (BATCHES - 1)
+            p = 2 * min(stats.chi2.cdf(ratio, BATCHES - 1), stats.chi2.sf(ratio, BATCHES - 1))
+            if n >= 8 and p < ALARM:
+                expected = n * claimed * (1 - claimed)
+                wrong.append(f"agent {i}: batch sizes have variance {spread:.3g}, Poisson sampling's {expected:.3g}")
+            again = float((member[1:] * member[:-1]).sum())
+            p = float(stats.binomtest(int(again), (BATCHES - 1) * n, claimed**2).pvalue)
+            if p < ALARM / 10:
+                wrong.append(f"agent {i}: batches of successive rounds are not independent")
+    return _finding("sampler", wrong, f"rate {claimed:.4g}, {BATCHES} batches per agent")
+
+
+def _sensitivity(e: Experiment, owners: Owners) -> Finding:
+    """Neighbouring batches made to break the clip: no record may move a message by more than Δ."""
+    assert e.mechanisms is not None
+    x0 = e.network.start()
+    models = {"the first model": x0, "a wild model": 50 * x0, "the zero model": torch.zeros_like(x0)}
+    inputs, labels = owners.inputs[0][:6], owners.labels[0][:6]
+    m, divisor = e.mechanisms[0], owners.batches.divisor(0)
+    worst, wrong = 0.0, []
+    for model, x in models.items():
+        for name, (record, label) in _adversaries(inputs, labels, e.data.classes).items():
+            for base_name, base in {"others": slice(0, 6), "nobody": slice(0, 0)}.items():
+                a, b = inputs[base], labels[base]
+                with_it = owners.on(x, torch.cat([a, record]), torch.cat([b, label]), divisor)
+                moved = float((with_it.double() - owners.on(x, a, b, divisor).double()).norm())
+                if not moved <= m.sensitivity * (1 + 1e-4):  # NaN is not
+                    how = f"{name} joining {base_name} at {model}"
+                    wrong.append(f"{how} moves a message by {moved:.4g}, Δ is {m.sensitivity:.4g}")
+                else:
+                    worst = max(worst, moved / m.sensitivity)
+    return _finding("sensitivity", wrong, f"the worst of the adversaries reached {worst:.1%} of Δ")
+
+
+def _adversaries(inputs: Tensor, labels: Tensor, classes: int) -> dict[str, tuple[Tensor, Tensor]]:
+    one, label = inputs[:1], labels[:1]
+    other = (label + 1) % classes
+    return {
+        "a record with another label": (one, other),
+        "a record 1e4 times as large": (one * 1e4, other),
+        "a record 1e18 times as large": (one * 1e18, label),
+        "its negative, 1e4 times": (-1e4 * one, other),
+        "a record of NaN": (torch.full_like(one, math.nan), label),
+        "a record with one infinity": (_with_infinity(one), label),
+        "a record of zeros": (torch.zeros_like(one), label),
+    }
+
+
+def _with_infinity(record: Tensor) -> Tensor:
+    record = record.clone()
+    record.view(-1)[0] = math.inf
+    return record
+
+
+def _finding(check: str, wrong: Sequence[str], right: str) -> Finding:
+    if not wrong:
+        return Finding(check, Verdict.PASS, right)
+    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    return Finding(check, Verdict.FAIL, wrong[0] + more)
+
+
+# Canaries
+
+
+def _canary_finding(found: "Canaries", claimed: float) -> Finding:
+    """The bound must not pass the claim; the controls show whether the test could have told."""
+    detail = (
+        f"{found.count} canaries at agent {found.agent}: ε ≥ {found.epsilon:.2f} (claimed {claimed:.4g});"
+        f" unused coins {found.null:.2f}, noise off {found.positive:.2f}"
+    )
+    if found.epsilon > claimed or found.null > 1:
+        return Finding("canaries", Verdict.FAIL, detail)
+    if found.positive < 1:
+        return Finding("canaries", Verdict.INCONCLUSIVE, f"{detail}: too weak to tell, try more canaries or rounds")
+    return Finding("canaries", Verdict.PASS, detail)
+
+
+@dataclass(frozen=True)
+class Canaries:
+    """What an adversary who sees all of one agent's messages finds out about who is in its data."""
+
+    agent: int
+    count: int
+    epsilon: float  # lower bound at CONFIDENCE
+    null: float  # the same for coins that were not used: should be 0
+    positive: float  # the same with the noise off: should be large
+
+
+def canaries(e: Experiment, agent: int, count: int, rounds: int | None = None) -> Canaries:
+    """Lower bounds on ε from one training run (Steinke, Nasr and Jagielski, 2023).
+
+    `count` records of pure noise with any labels are among the agent's records or not, by a coin each. The adversary,
+    all neighbours together, knows them and sees the messages; a canary's score is how far the messages go along the
+    direction in which it shows best, summed over the rounds.
+    """
+    assert e.mechanisms is not None
+    if rounds is None:  # enough for nearly every canary to be drawn
+        rounds = min(e.config.rounds, math.ceil(3 / (e.batches.rate or 0.1)))
+    rng = np.random.default_rng(20240501)
+    coins = rng.random((2, count)) < 0.5
+    inputs = torch.from_numpy(rng.standard_normal((count, *e.data.x.shape[1:]), dtype=np.float32)) * e.data.x.std()
+    labels = torch.arange(count) % e.data.classes
+    private = _scores(e, agent, inputs, labels, coins[0], rounds, e.sigma[agent])
+    clear = _scores(e, agent, inputs, labels, coins[0], rounds, 0.0)
+    bounds = (_lower_bound(private, coins[0]), _lower_bound(private, coins[1]), _lower_bound(clear, coins[0]))
+    return Canaries(agent, count, *bounds)
+
+
+def _scores(
+    e: Experiment, agent: int, inputs: Tensor, labels: Tensor, coins: NDArray[np.bool_], rounds: int, sigma: float
+) -> Scores:
+    """Train with the canaries whose coin says so; how well each canary explains the agent's messages."""
+    n = len(e.data.y)
+    data = replace(e.data, x=torch.cat([e.data.x, inputs]), y=torch.cat([e.data.y, labels]))
+    joined = torch.cat([e.parts[agent], n + torch.from_numpy(np.flatnonzero(coins))])
+    parts = [joined if i == agent else part for i, part in enumerate(e.parts)]
+    altered = replace(e, data=data, parts=parts, batches=_SameRate([len(p) for p in parts], e.batches))
+    sigmas = [sigma if i == agent else s for i, s in enumerate(e.sigma)]
+    known = torch.cat([inputs, e.data.x[e.parts[agent][:KNOWN]]]), torch.cat([labels, e.data.y[e.parts[agent][:KNOWN]]])
+    scores = np.zeros(len(labels))
+    with Workers(e.config.engine.workers) as workers:
+        tools = apparatus(altered, workers)
+        seen: list[Message] = []
+        noise = _Recorder(sigmas, e.streams, workers, of=Noise(sigmas, e.streams, workers), seen=seen)
+        state = first_state(e)
+        for t in range(1, rounds + 1):
+            seen.clear()
+            x = state.x
+            state, _ = e.config.algorithm.step(state, Round(t, tools.engine, tools.owners, noise, tools.validation))
+            for m in seen:
+                if m.maker == agent:
+                    noise_of_sum = sigma * tools.owners.batches.divisor(agent)
+                    directions = _directions(
+                        tools.owners, x[m.peer], known[0], known[1], len(labels), noise_of_sum, workers
+                    )
+                    scores += (directions @ (m.clipped.double() + m.noise)).numpy()
+    return scores
+
+
+def _directions(
+    owners: Owners, x: Tensor, inputs: Tensor, labels: Tensor, count: int, noise: float, workers: Workers
+) -> Tensor:
+    """Along which direction each of the first `count` records, the canaries, shows best: [count, d].
+
+    A message is the sum of the gradients in the batch, and noise. As far as the noise allows, a canary's direction
+    avoids the gradients of the others, canaries and records of the agent that the adversary knows: ridge regression,
+    from plain alignment where there is much noise to the pseudo-inverse where there is none.
+    """
+    one = lambda n: owners.on(x, inputs[n : n + 1], labels[n : n + 1], 1.0)  # noqa: E731
+    g = torch.stack(workers.map(one, range(len(labels)))).double()
+    ridge = max(noise**2, 1e-6) * torch.eye(len(g), dtype=g.dtype)
+    directions: Tensor = torch.linalg.solve(g @ g.T + ridge, g)[:count]
+    return directions
+
+
+@dataclass(frozen=True)
+class _SameRate(Batches):
+    """Batches of altered parts at the original rate and divisor."""
+
+    def __init__(self, sizes: Sequence[int], original: Batches):
+        object.__setattr__(self, "sizes", sizes)
+        object.__setattr__(self, "settings", original.settings)
+        object.__setattr__(self, "streams", original.streams)
+        object.__setattr__(self, "original", original)
+
+    @property
+    def rate(self) -> float | None:
+        return self.original.rate  # type: ignore[attr-defined,no-any-return]
+
+    def divisor(self, agent: int) -> float:
+        return self.original.divisor(agent)  # type: ignore[attr-defined,no-any-return]
+
+
+def _lower_bound(scores: Scores, coins: NDArray[np.bool_]) -> float:
+    """The largest ε that the number of right guesses refutes at CONFIDENCE.
+
+    The highest third is guessed in, the lowest third out. Under ε-DP each guess is right with probability at most
+    e^ε/(1+e^ε), whatever the others are; δ adds less than count·δ.
+    """
+    from scipy import stats
+
+    guesses = max(1, len(scores) // 3)
+    order = np.argsort(scores)
+    right = int(coins[order[-guesses:]].sum() + (~coins[order[:guesses]]).sum())
+    epsilons = np.arange(0, 12, 0.01)
+    refuted = stats.binom.sf(right - 1, 2 * guesses, 1 / (1 + np.exp(-epsilons))) < 1 - CONFIDENCE
+    return float(epsilons[refuted].max(initial=0.0))

@@ -1,0 +1,47 @@
+"""The privacy statement in words: the total first, with everything it depends on beside it."""
+
+import math
+from dataclasses import replace
+
+from pdsl.privacy.accounting import Mechanism, epsilon
+from pdsl.privacy.ledger import Ledger
+from pdsl.settings import PrivacySettings
+
+SEEDED = "not private: seeded noise, for simulation only"
+
+
+def statement(settings: PrivacySettings, ledger: Ledger | None, mechanisms: list[Mechanism] | None) -> str:
+    """What may be said about a run, in a sentence or three."""
+    if ledger is None or mechanisms is None:
+        return "none: messages carry no noise, and no ε holds"
+    worst = max(ledger.epsilon_per_agent)
+    most = max(mechanisms, key=lambda m: m.messages)
+    if most.rate is None:
+        sampling = "fixed batches, a record replaced"
+    else:
+        sampling = f"Poisson rate {most.rate:.4g}, a record added or removed"
+    total = f"total ε = {worst:.4g}" if math.isfinite(worst) else "no finite ε"
+    text = (
+        f"{total} at δ = {ledger.delta:g} for the worst agent over {ledger.rounds} rounds"
+        f" ({sampling}; up to {most.messages} messages a round; all neighbours colluding)"
+    )
+    if settings.epsilon_per_round is not None:
+        text += f"; σ is Theorem 1's for ε = {settings.epsilon_per_round:g} per round, a claim that is not made here"
+    if settings.randomness == "seeded":
+        text += f"; {SEEDED}"
+    return text
+
+
+def adversaries(ledger: Ledger, mechanisms: list[Mechanism]) -> dict[str, float]:
+    """ε at δ, for the worst agent, against each adversary.
+
+    Only a single intercepted message is certified cheaper than everything: whoever sees more than that, over time,
+    sees models into which all of an agent's messages have been mixed, so nothing tighter than the whole is claimed.
+    """
+    one = max(epsilon(((replace(m, messages=1, steps=1), 1),), ledger.delta) for m in mechanisms)
+    return {
+        "one intercepted message": one,
+        "one curious neighbour": ledger.epsilon,
+        "all neighbours colluding": ledger.epsilon,
+        "an outsider with the final models": ledger.epsilon,
+    }

@@ -1,0 +1,529 @@
+"""Clipped gradients against one record's autograd at a time, in float64; and attempts to break their guarantees."""
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.functional import linear, log_softmax, relu_
+from torch.nn.utils import vector_to_parameters
+
+from pdsl import models
+from pdsl.data import Batches
+from pdsl.gradients import (
+    GRADIENT_BLOCK,
+    Owners,
+    PerSample,
+    batch_clipped,
+    choose_per_sample,
+    clip_factors,
+    clipped_sum_by_layers,
+    clipped_sum_by_records,
+    clipped_sum_by_vmap,
+    per_sample_clipped,
+    row_digests,
+)
+from pdsl.models import Network
+from pdsl.parallel import Workers
+from pdsl.randomness import Streams
+from pdsl.settings import BatchSettings, ModelSettings
+
+CLASSES = 3
+WAYS = [clipped_sum_by_layers, clipped_sum_by_vmap, clipped_sum_by_records]
+SMALL = ModelSettings(channels=(3, 4), hidden=5)
+
+
+def named(name: str, shape: tuple[int, ...], **more: object) -> Callable[[], nn.Module]:
+    made = ModelSettings.model_validate({**SMALL.model_dump(), **more})
+    return lambda: models.MODELS[name](torch.Size(shape), CLASSES, made)
+
+
+class LayerNormed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm, self.outer = nn.Linear(5, 6), nn.LayerNorm(6), nn.Linear(6, CLASSES)
+        nn.init.normal_(self.norm.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(torch.tanh(self.norm(self.inner(x))))
+
+
+class Twice(nn.Module):
+    """Runs one layer twice. With a last layer of zeros nothing of that shows in the gradient at the start."""
+
+    def __init__(self, zero: bool = False) -> None:
+        super().__init__()
+        self.inner, self.shared, self.outer = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, CLASSES)
+        if zero:
+            nn.init.zeros_(self.outer.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.inner(x))
+        return self.outer(torch.tanh(self.shared(torch.tanh(self.shared(h)))))
+
+
+class Tied(nn.Module):
+    """Two layers, one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.outer = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, CLASSES)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(torch.tanh(self.b(torch.tanh(self.a(x)))))
+
+
+class UsedOutside(nn.Module):
+    """A layer's weight does a little more than its layer; the rest of the gradient is large.
+
+    With a last layer of zeros, the rest is all there is at the start.
+    """
+
+    def __init__(self, zero: bool = False) -> None:
+        super().__init__()
+        self.shared, self.outer = nn.Linear(5, 5), nn.Linear(5, CLASSES)
+        if zero:
+            nn.init.zeros_(self.outer.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(10 * x + 0.01 * self.shared(x) + 0.01 * torch.tanh(linear(x.flip(1), self.shared.weight)))
+
+
+class OwnParameter(nn.Module):
+    """A parameter that is no layer's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.outer = nn.Parameter(torch.rand(5) + 0.5), nn.Linear(5, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(torch.tanh(x * self.scale))
+
+
+class InPlace(nn.Module):
+    """Overwrites a layer's output. Where all of it is `above` zero that makes no difference, until later it does."""
+
+    def __init__(self, above: float = 0.0, first: bool = False) -> None:
+        super().__init__()
+        self.inner, self.middle, self.outer = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, CLASSES)
+        self.first = first
+        with torch.no_grad():
+            self.middle.bias += above
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x)
+        h = relu_(h) if self.first else torch.tanh(h)
+        return self.outer(relu_(self.middle(h)))
+
+
+class Untraceable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.outer = nn.LayerNorm(5), nn.Linear(5, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(self.norm(x)) * (2.0 if x.abs().max().item() < 1e9 else 1.0)
+
+
+class Unused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(5, CLASSES), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x)
+
+
+class ByKeyword(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.outer = nn.Linear(5, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(input=x)
+
+
+class PositionsAsRecords(nn.Module):
+    """All layers see the positions of all records in one long batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(3, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.outer(torch.tanh(self.inner(x.reshape(-1, 3))))
+        return rows.reshape(x.shape[0], -1, CLASSES).mean(1)
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    chosen: PerSample
+
+    @property
+    def ways(self) -> list[PerSample]:
+        """Those that must be right: what is chosen and all that are slower; vmap knows no channels-last pooling."""
+        slower = WAYS[WAYS.index(self.chosen) :]
+        return [way for way in slower if "cnn" not in self.name or way is not clipped_sum_by_vmap]
+
+
+VECTOR, IMAGE, COLOUR = (5,), (1, 8, 8), (3, 9, 11)
+CASES = [
+    Case("mnist-cnn", named("mnist-cnn", IMAGE), IMAGE, clipped_sum_by_layers),
+    Case("mnist-cnn, relu", named("mnist-cnn", IMAGE, activation="relu"), IMAGE, clipped_sum_by_layers),
+    Case("cifar10-cnn", named("cifar10-cnn", COLOUR), COLOUR, clipped_sum_by_layers),
+    Case("mlp", named("mlp", IMAGE), IMAGE, clipped_sum_by_layers),
+    Case("softmax", named("softmax", VECTOR), VECTOR, clipped_sum_by_layers),
+    Case(
+        "strides and dilation, no bias",
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 4, (3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2), bias=False),
+            nn.Tanh(),
+            nn.Conv2d(4, 5, 2, stride=2),
+            nn.Flatten(),
+            nn.Linear(5 * 2 * 4, CLASSES, bias=False),
+        ),
+        COLOUR,
+        clipped_sum_by_layers,
+    ),
+    Case(
+        "linear over a sequence",
+        lambda: nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2, bias=False), nn.Flatten(), nn.Linear(8, 3)),
+        (4, 3),
+        clipped_sum_by_layers,
+    ),
+    Case(
+        "linear over a grid",
+        lambda: nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Flatten(), nn.Linear(20, CLASSES)),
+        (2, 2, 3),
+        clipped_sum_by_layers,
+    ),
+    Case(
+        "in-place modules",
+        lambda: nn.Sequential(nn.Linear(5, 6), nn.ReLU(inplace=True), nn.Linear(6, CLASSES), nn.ELU(inplace=True)),
+        VECTOR,
+        clipped_sum_by_layers,
+    ),
+    Case("layer norm", LayerNormed, VECTOR, clipped_sum_by_vmap),
+    Case(
+        "group norm",
+        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(4 * 36, CLASSES)),
+        IMAGE,
+        clipped_sum_by_vmap,
+    ),
+    Case(
+        "grouped convolution, padding by name and by reflection",
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 6, 3, groups=3, padding="same"),
+            nn.Tanh(),
+            nn.Conv2d(6, 2, 3, padding=1, padding_mode="reflect"),
+            nn.Flatten(),
+            nn.Linear(2 * 99, CLASSES),
+        ),
+        COLOUR,
+        clipped_sum_by_vmap,
+    ),
+    Case("a layer run twice", Twice, VECTOR, clipped_sum_by_vmap),
+    Case("a layer run twice under zeros", lambda: Twice(zero=True), VECTOR, clipped_sum_by_vmap),
+    Case("a tied weight", Tied, VECTOR, clipped_sum_by_vmap),
+    Case("a weight used outside its layer too", UsedOutside, VECTOR, clipped_sum_by_vmap),
+    Case("a weight used outside under zeros", lambda: UsedOutside(zero=True), VECTOR, clipped_sum_by_vmap),
+    Case("a parameter outside layers", OwnParameter, VECTOR, clipped_sum_by_vmap),
+    Case("relu_ in forward", InPlace, VECTOR, clipped_sum_by_vmap),
+    Case("relu_ that changes nothing yet", lambda: InPlace(above=9.0), VECTOR, clipped_sum_by_vmap),
+    Case("relu_ on the first layer", lambda: InPlace(first=True), VECTOR, clipped_sum_by_vmap),
+    Case("a layer that is not used", Unused, VECTOR, clipped_sum_by_vmap),
+    Case("a layer called by keyword", ByKeyword, VECTOR, clipped_sum_by_vmap),
+    Case("positions in the place of records", PositionsAsRecords, (4, 3), clipped_sum_by_vmap),
+    Case("what torch.func cannot trace", Untraceable, VECTOR, clipped_sum_by_records),
+]
+cases = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def network_of(make: Callable[[], nn.Module]) -> Network:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Network(make())
+
+
+def records(shape: tuple[int, ...], n: int, seed: int = 1) -> tuple[Tensor, Tensor]:
+    return normal(seed, n, *shape), torch.arange(n) % CLASSES
+
+
+def somewhere(network: Network) -> Tensor:
+    """A model away from the start."""
+    return network.start() + 0.1 * normal(7, network.d)
+
+
+def gradient_of(network: Network, x: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+    """∇ of the loss summed over records, by plain autograd in float64: [d]."""
+    module = copy.deepcopy(network.module).double()
+    vector_to_parameters(x.double(), module.parameters())
+    loss = -log_softmax(module(inputs.double()), dim=1)[torch.arange(len(labels)), labels].sum()
+    parameters = list(module.parameters())
+    by_parameter = torch.autograd.grad(loss, parameters, allow_unused=True)
+    pairs = zip(by_parameter, parameters, strict=True)
+    return torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in pairs])
+
+
+def clipped(g: Tensor, C: float) -> Tensor:
+    return g / max(1.0, float(g.norm()) / C)
+
+
+def expected_sum(network: Network, x: Tensor, inputs: Tensor, labels: Tensor, C: float) -> Tensor:
+    singles = [slice(n, n + 1) for n in range(len(labels))]
+    return torch.stack([clipped(gradient_of(network, x, inputs[n], labels[n]), C) for n in singles]).sum(0)
+
+
+def assert_close(found: Tensor, right: Tensor) -> None:
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), right, rtol=1e-4, atol=1e-5 * right.abs().max().item())
+
+
+# The value
+
+
+@cases
+def test_the_fastest_right_way_is_chosen(case: Case) -> None:
+    network = network_of(case.make)
+    assert choose_per_sample(network, *records(case.shape, 9, seed=2)) is case.chosen
+
+
+@cases
+def test_per_sample_clipping_is_right_whichever_way(case: Case) -> None:
+    """C such that all records are clipped, some are, none is."""
+    network, (inputs, labels) = network_of(case.make), records(case.shape, 7)
+    x = somewhere(network)
+    norms = [gradient_of(network, x, inputs[n : n + 1], labels[n : n + 1]).norm().item() for n in range(7)]
+    for C in (min(norms) / 2, sorted(norms)[3], 2 * max(norms)):
+        right = expected_sum(network, x, inputs, labels, C)
+        for way in case.ways:
+            assert_close(way(network, x, inputs, labels, C), right)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if len(c.shape) == 3][:3], ids=lambda c: c.name)
+def test_the_layout_of_images_does_not_matter(case: Case) -> None:
+    network, (inputs, labels) = network_of(case.make), records(case.shape, 7)
+    x = somewhere(network)
+    right = expected_sum(network, x, inputs, labels, 1.0)
+    for way in case.ways:
+        assert_close(way(network, x, models.channels_last(inputs), labels, 1.0), right)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
+@pytest.mark.parametrize("n", [GRADIENT_BLOCK, GRADIENT_BLOCK + 1, 2 * GRADIENT_BLOCK + 7])
+def test_a_batch_is_summed_block_by_block_over_the_divisor(way: PerSample, n: int) -> None:
+    network, (inputs, labels) = network_of(named("mlp", IMAGE)), records(IMAGE, n)
+    x = somewhere(network)
+    found = per_sample_clipped(network, x, inputs, labels, 0.5, 16.0, way)
+    assert_close(found, expected_sum(network, x, inputs, labels, 0.5) / 16)
+
+
+@cases
+def test_batch_clipping_is_right(case: Case) -> None:
+    network, (inputs, labels) = network_of(case.make), records(case.shape, 7)
+    x = somewhere(network)
+    right = gradient_of(network, x, inputs, labels) / 5
+    for C in (right.norm().item() / 3, 3 * right.norm().item()):
+        assert_close(batch_clipped(network, x, inputs, labels, C, 5.0), clipped(right, C))
+
+
+@cases
+def test_an_empty_batch_gives_zero(case: Case) -> None:
+    network, (inputs, labels) = network_of(case.make), records(case.shape, 0)
+    zero = torch.zeros(network.d)
+    for way in case.ways:
+        assert torch.equal(per_sample_clipped(network, network.start(), inputs, labels, 1.0, 8.0, way), zero)
+    assert torch.equal(batch_clipped(network, network.start(), inputs, labels, 1.0, 8.0), zero)
+
+
+def test_nothing_of_a_gradient_stays_behind() -> None:
+    """The replica is as it was: no hooks, no gradients, parameters that can be differentiated by."""
+    network, (inputs, labels) = network_of(named("mlp", IMAGE)), records(IMAGE, 3)
+    for way in WAYS:
+        way(network, somewhere(network), inputs, labels, 1.0)
+        replica = network.replica()
+        assert all(p.requires_grad and p.grad is None for p in replica.parameters)
+        assert not any(m._forward_hooks for m in replica.module.modules())
+    assert torch.equal(network.start(), network_of(named("mlp", IMAGE)).start())
+
+
+def test_layers_that_do_not_tell_the_whole_are_refused() -> None:
+    inputs, labels = records(VECTOR, 3)
+    for make in (lambda: Twice(zero=True), lambda: InPlace(above=9.0), Unused):
+        network = network_of(make)
+        with pytest.raises(RuntimeError):
+            clipped_sum_by_layers(network, network.start(), inputs, labels, 1.0)
+
+
+# The guarantee
+
+
+def guarded() -> list[tuple[Network, tuple[int, ...], PerSample]]:
+    """A network for each way; smooth ones, for which rounding cannot flip a branch."""
+    smooth = nn.Sequential(nn.Conv2d(1, 2, 3, stride=2), nn.Tanh(), nn.Flatten(), nn.Linear(2 * 9, CLASSES))
+    return [
+        (network_of(lambda: nn.Sequential(nn.Linear(5, CLASSES))), VECTOR, clipped_sum_by_layers),
+        (network_of(lambda: smooth), IMAGE, clipped_sum_by_layers),
+        (network_of(LayerNormed), VECTOR, clipped_sum_by_vmap),
+        (network_of(LayerNormed), VECTOR, clipped_sum_by_records),
+    ]
+
+
+GUARDED = guarded()
+scales = st.lists(st.sampled_from([0.0, 1e-30, 1e-3, 1.0, 30.0, 1e20]), min_size=1, max_size=6)
+Cs = st.sampled_from([1e-3, 1.0, 50.0])
+
+
+def scaled(shape: tuple[int, ...], scale: list[float], seed: int) -> tuple[Tensor, Tensor]:
+    factor = torch.tensor(scale).reshape(-1, *[1] * len(shape))
+    return normal(seed, len(scale), *shape) * factor, torch.arange(len(scale)) % CLASSES
+
+
+@settings(deadline=None, max_examples=40)
+@given(scale=scales, seed=st.integers(0, 2**32 - 1), C=Cs)
+def test_no_record_contributes_more_than_the_threshold(scale: list[float], seed: int, C: float) -> None:
+    for network, shape, way in GUARDED:
+        inputs, labels = scaled(shape, scale, seed)
+        x = somewhere(network)
+        for n in range(len(labels)):
+            g = way(network, x, inputs[n : n + 1], labels[n : n + 1], C)
+            assert torch.isfinite(g).all()
+            assert g.double().norm() <= C * (1 + 1e-6)
+
+
+@settings(deadline=None, max_examples=40)
+@given(scale=scales, seed=st.integers(0, 2**32 - 1), C=Cs)
+def test_one_record_moves_the_result_by_at_most_its_sensitivity(scale: list[float], seed: int, C: float) -> None:
+    divisor = 4.0
+    for network, shape, way in GUARDED:
+        inputs, labels = scaled(shape, scale, seed)
+        x = somewhere(network)
+        whole = per_sample_clipped(network, x, inputs, labels, C, divisor, way)
+        for n in range(len(labels)):
+            rest = torch.arange(len(labels)) != n
+            without = per_sample_clipped(network, x, inputs[rest], labels[rest], C, divisor, way)
+            assert (whole.double() - without.double()).norm() <= C / divisor * (1 + 1e-5)
+
+
+@settings(deadline=None, max_examples=40)
+@given(scale=scales, seed=st.integers(0, 2**32 - 1), C=Cs)
+def test_a_batch_moves_by_at_most_twice_the_threshold(scale: list[float], seed: int, C: float) -> None:
+    """Norm at most C with and without the record, so at most 2C apart."""
+    for network, shape, _ in GUARDED[:3]:
+        inputs, labels = scaled(shape, scale, seed)
+        for n in range(len(labels) + 1):
+            rest = torch.arange(len(labels)) != n
+            g = batch_clipped(network, somewhere(network), inputs[rest], labels[rest], C, 4.0)
+            assert torch.isfinite(g).all()
+            assert g.double().norm() <= C * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("whole", [True, False], ids=["all of it", "one number"])
+@cases
+def test_a_record_without_a_finite_gradient_counts_as_zero(case: Case, whole: bool, bad: float) -> None:
+    """And poisons no other."""
+    network, (inputs, labels) = network_of(case.make), records(case.shape, 5)
+    x, good = somewhere(network), [0, 1, 3]
+    for n in (2, 4):
+        inputs[n].reshape(-1)[: None if whole else 1] = bad
+    alone = [gradient_of(network, x, inputs[n : n + 1], labels[n : n + 1]) for n in (2, 4)]
+    for way in case.ways:
+        found = per_sample_clipped(network, x, inputs, labels, 1.0, 2.0, way)
+        right = expected_sum(network, x, inputs[good], labels[good], 1.0)
+        right += sum(clipped(g, 1.0) for g in alone if torch.isfinite(g).all())  # pooling may leave the number out
+        assert_close(found, right / 2)
+        everything_bad = torch.full_like(inputs, float("nan"))
+        assert not per_sample_clipped(network, x, everything_bad, labels, 1.0, 2.0, way).any()
+    assert not batch_clipped(network, x, torch.full_like(inputs, float("nan")), labels, 1.0, 2.0).any()
+
+
+def test_clip_factors_at_the_edges() -> None:
+    norms = torch.tensor([0.0, 1e-300, 0.5, 1.0, 2.0, 1e150], dtype=torch.float64)
+    factors = clip_factors(norms.square(), 1.0)
+    assert factors.tolist() == pytest.approx([1, 1, 1, 1, 0.5, 1e-150])
+    assert (factors * norms <= 1 + 1e-15).all()
+
+
+# Owners
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    with Workers(3) as pool:
+        yield pool
+
+
+def owners(network: Network, sizes: list[int], workers: Workers, per_sample: PerSample, **more: object) -> Owners:
+    held = [records(IMAGE, n, seed=20 + i) for i, n in enumerate(sizes)]
+    drawn = Batches(sizes, BatchSettings.model_validate({"size": 4, **more}), Streams(5))
+    inputs, labels = [x for x, _ in held], [y for _, y in held]
+    return Owners(network, inputs, labels, drawn, "per-sample", 0.5, workers, per_sample)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
+@pytest.mark.parametrize("sampler", ["poisson", "fixed"])
+def test_owners_answer_each_row_and_equal_models_once(way: PerSample, sampler: str, workers: Workers) -> None:
+    network = network_of(named("mlp", IMAGE))
+    calls, lock = [], threading.Lock()
+
+    def counting(network: Network, x: Tensor, inputs: Tensor, labels: Tensor, C: float) -> Tensor:
+        with lock:
+            calls.append(len(labels))
+        return way(network, x, inputs, labels, C)
+
+    own = owners(network, [9, 14, 12], workers, counting, sampler=sampler)
+    a, b = somewhere(network), network.start()
+    agents = torch.tensor([0, 0, 0, 1, 1, 2, 2])
+    x = torch.stack([a, b, a, a, a, b, a])
+    found = own.gradients(6, agents, x)
+    drawn = [own.batches.draw(agent, 6) for agent in range(3)]
+    assert all(len(batch) for batch in drawn)
+    assert len(calls) == 5  # (0, a), (0, b), (1, a), (2, b), (2, a)
+    for row, agent in enumerate(agents.tolist()):
+        batch = drawn[agent]
+        right = expected_sum(network, x[row], own.inputs[agent][batch], own.labels[agent][batch], own.C)
+        assert_close(found[row], right / own.batches.divisor(agent))
+    assert torch.equal(found[0], found[2])
+    assert not torch.equal(own.gradients(7, agents, x), found)  # another round, another batch
+
+
+def test_owners_clip_the_batch_if_told_to(workers: Workers) -> None:
+    network = network_of(named("digits-cnn", IMAGE))
+    held = owners(network, [9, 14], workers, clipped_sum_by_layers)
+    own = Owners(network, held.inputs, held.labels, held.batches, "batch", 0.1, workers, clipped_sum_by_layers)
+    x = torch.stack([somewhere(network), network.start()])
+    found = own.gradients(3, torch.tensor([0, 1]), x)
+    for agent in range(2):
+        batch = own.batches.draw(agent, 3)
+        g = gradient_of(network, x[agent], own.inputs[agent][batch], own.labels[agent][batch])
+        assert_close(found[agent], clipped(g / own.batches.divisor(agent), 0.1))
+
+
+def test_an_owner_whose_batch_is_empty_answers_zero(workers: Workers) -> None:
+    network = network_of(named("digits-cnn", IMAGE))
+    own = owners(network, [6, 6], workers, clipped_sum_by_layers, size=1)
+    empty = next(t for t in range(1, 50) if len(own.batches.draw(0, t)) == 0)
+    assert not own.gradients(empty, torch.tensor([0]), network.start()[None]).any()
+
+
+def test_equal_digests_mean_equal_rows() -> None:
+    x = normal(3, 4, 10)
+    x[2] = x[0]
+    x[3, 9] += 1e-6
+    digests = row_digests(x)
+    assert [[a == b for b in digests] for a in digests] == [[torch.equal(a, b) for b in x] for a in x]
+    assert row_digests(x.T.contiguous().T) == digests  # whatever the memory
