@@ -185,10 +185,10 @@ def test_a_saved_result_is_a_run_directory(result: pdsl.Result, tmp_path: Path) 
 
 
 def test_a_saved_result_of_named_things_can_be_extended(tmp_path: Path) -> None:
-    pdsl.train("softmax", "digits", rounds=2).save(tmp_path / "a")
+    pdsl.train("softmax", "digits", rounds=2, privacy={"mode": "none"}).save(tmp_path / "a")
     outcome = command("run", "--json", "--resume", tmp_path / "a", "--set", "rounds=4")
     assert outcome.code == 0
-    longer = pdsl.train("softmax", "digits", rounds=4)
+    longer = pdsl.train("softmax", "digits", rounds=4, privacy={"mode": "none"})
     assert json.loads(outcome.out)["models_sha256"] == longer.summary["models_sha256"]
 
 

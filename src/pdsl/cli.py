@@ -1,6 +1,6 @@
 """The command line: pdsl run | config | privacy | audit | report | data.
 
-torch takes a second to import, so commands import what they use when they run.
+A command imports what only it needs when it runs.
 """
 
 import json

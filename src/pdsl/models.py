@@ -219,7 +219,7 @@ class Network:
         try:
             out = self.logits(self.start(), inputs[:2].to(self.device))
         except (RuntimeError, TypeError, ValueError, IndexError) as e:
-            first_line = str(e).splitlines()[0]
+            first_line = next(iter(str(e).splitlines()), type(e).__name__)
             raise PdslError(f"the model does not take records of shape {tuple(inputs.shape[1:])}: {first_line}") from e
         if out.ndim != 2 or out.shape[1] < classes:
             raise PdslError(

@@ -11,7 +11,7 @@ from pdsl.errors import PdslError
 from pdsl.privacy import Ledger
 from pdsl.randomness import SecretStreams
 from pdsl.results import Result, finish
-from pdsl.runs import Checkpoint, RunDirectory
+from pdsl.runs import PART, Checkpoint, RunDirectory
 from pdsl.train import Experiment, Row, final_evaluation, prepare, rounds, state_from, state_tensors
 
 Begin = Callable[[], None]  # called when nothing can be the user's mistake any more
@@ -111,5 +111,6 @@ def _agreed_ledger(e: Experiment, run: RunDirectory, done: int) -> Ledger | None
             raise PdslError(
                 f"{run.path / KEY} is missing: a round run again would draw new noise; restore it, or start anew"
             )
+        (run.path / (KEY + PART)).unlink(missing_ok=True)  # so that it is made anew, for its owner's eyes only
         run.write(KEY, e.streams.key, mode=0o600)
     return ledger

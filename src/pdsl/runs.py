@@ -112,7 +112,6 @@ class RunDirectory:
         target = self.path / name
         target.parent.mkdir(exist_ok=True)
         aside = target.with_name(target.name + PART)
-        aside.unlink(missing_ok=True)
         with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:  # noqa: PTH123
             file.write(content)
             file.flush()

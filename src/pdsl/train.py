@@ -209,7 +209,7 @@ def rounds(
                 )
             row = _row(e, t, state.x, parts.engine, workers)
             if ledger is not None:
-                row["epsilon"] = finite(ledger.epsilon)
+                row["epsilon"] = finite(ledger.through(t).epsilon)
             step = Step(row | facts, state, ledger)
             with workers.resting():
                 yield step

@@ -41,6 +41,13 @@ class Ledger:
         accounts = tuple(_charged(account, t, m) for account, m in zip(self.accounts, mechanisms, strict=True))
         return replace(self, accounts=accounts)
 
+    def through(self, t: int) -> "Ledger":
+        """The ledger as it was after round t: a run taken up again has rounds charged that it runs once more."""
+        accounts = tuple(
+            tuple(replace(e, last=min(e.last, t)) for e in account if e.first <= t) for account in self.accounts
+        )
+        return replace(self, accounts=accounts)
+
     @property
     def within_budget(self) -> bool:
         return self.budget is None or self.epsilon <= self.budget
