@@ -23,6 +23,7 @@ class Batches:
     sizes: Sequence[int]  # n_i, the records of each agent
     settings: BatchSettings
     streams: Streams
+    mean_size: float | None = None  # public, and decides the rate; default: the mean of `sizes`
 
     @property
     def rate(self) -> float | None:
@@ -54,4 +55,4 @@ class Batches:
 
     @property
     def _mean_size(self) -> float:
-        return sum(self.sizes) / len(self.sizes)
+        return sum(self.sizes) / len(self.sizes) if self.mean_size is None else self.mean_size

@@ -405,7 +405,7 @@ def _scores(
     data = replace(e.data, x=torch.cat([e.data.x, inputs]), y=torch.cat([e.data.y, labels]))
     joined = torch.cat([e.parts[agent], n + torch.from_numpy(np.flatnonzero(coins))])
     parts = [joined if i == agent else part for i, part in enumerate(e.parts)]
-    altered = replace(e, data=data, parts=parts, batches=_SameRate([len(p) for p in parts], e.batches))
+    altered = replace(e, data=data, parts=parts, batches=_with_sizes(e.batches, parts))
     sigmas = [sigma if i == agent else s for i, s in enumerate(e.sigma)]
     known = torch.cat([inputs, e.data.x[e.parts[agent][:KNOWN]]]), torch.cat([labels, e.data.y[e.parts[agent][:KNOWN]]])
     scores = np.zeros(len(labels))
@@ -428,6 +428,12 @@ def _scores(
     return scores
 
 
+def _with_sizes(batches: Batches, parts: Sequence[Tensor]) -> Batches:
+    """Batches of altered parts, at the rate and with the divisor of the original ones."""
+    mean = sum(batches.sizes) / len(batches.sizes)
+    return replace(batches, sizes=[len(part) for part in parts], mean_size=mean)
+
+
 def _directions(
     owners: Owners, x: Tensor, inputs: Tensor, labels: Tensor, count: int, noise: float, workers: Workers
 ) -> Tensor:
@@ -442,24 +448,6 @@ def _directions(
     ridge = max(noise**2, 1e-6) * torch.eye(len(g), dtype=g.dtype)
     directions: Tensor = torch.linalg.solve(g @ g.T + ridge, g)[:count]
     return directions
-
-
-@dataclass(frozen=True)
-class _SameRate(Batches):
-    """Batches of altered parts at the original rate and divisor."""
-
-    def __init__(self, sizes: Sequence[int], original: Batches):
-        object.__setattr__(self, "sizes", sizes)
-        object.__setattr__(self, "settings", original.settings)
-        object.__setattr__(self, "streams", original.streams)
-        object.__setattr__(self, "original", original)
-
-    @property
-    def rate(self) -> float | None:
-        return self.original.rate  # type: ignore[attr-defined,no-any-return]
-
-    def divisor(self, agent: int) -> float:
-        return self.original.divisor(agent)  # type: ignore[attr-defined,no-any-return]
 
 
 def _lower_bound(scores: Scores, coins: NDArray[np.bool_]) -> float:
