@@ -14,6 +14,7 @@ model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 
 result = pdsl.train(model, (x, y), graph=pdsl.ring(10), algorithm=pdsl.PDSL(learning_rate=2.0), rounds=40)
 
 print(f"accuracy {result.accuracy:.3f} over agents, {result.accuracy_of_mean:.3f} for the mean model")
+print(result.summary["privacy"])
 worth = result.contributions.mean(0)  # [edges], mean over rounds
 receiver, sender = result.edges[worth.argmax()]
 print(f"most welcome: what agent {sender} sends to agent {receiver}")
