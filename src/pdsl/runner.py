@@ -81,7 +81,10 @@ def _execute(e: Experiment, run: RunDirectory, begin: Begin, watch: Watch, compl
         watch(row)
 
     start = time.monotonic() - seconds
-    announce = lambda ledger: run.write(LEDGER, ledger.to_json().encode())  # noqa: E731
+
+    def announce(ledger: Ledger) -> None:
+        run.write(LEDGER, ledger.to_json().encode())
+
     for step in rounds(e, state, ledger, done, announce):
         rows.append(step.row)
         run.append(step.row)

@@ -443,7 +443,10 @@ def _directions(
     avoids the gradients of the others, canaries and records of the agent that the adversary knows: ridge regression,
     from plain alignment where there is much noise to the pseudo-inverse where there is none.
     """
-    one = lambda n: owners.on(x, inputs[n : n + 1], labels[n : n + 1], 1.0)  # noqa: E731
+
+    def one(n: int) -> Tensor:
+        return owners.on(x, inputs[n : n + 1], labels[n : n + 1], 1.0)
+
     g = torch.stack(workers.map(one, range(len(labels)))).double()
     ridge = max(noise**2, 1e-6) * torch.eye(len(g), dtype=g.dtype)
     directions: Tensor = torch.linalg.solve(g @ g.T + ridge, g)[:count]
