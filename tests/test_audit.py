@@ -17,7 +17,8 @@ from pdsl.config import validated
 from pdsl.data import Batches
 from pdsl.models import Network
 from pdsl.privacy import Mechanism, Noise, Release
-from pdsl.privacy.audit import Finding, Verdict, _canary_finding, _lower_bound, audit, audit_run, canaries
+from pdsl.privacy.audit import Finding, Verdict, audit, audit_run, canary_finding
+from pdsl.privacy.canaries import canaries, lower_bound
 from pdsl.randomness import Streams
 from pdsl.runner import execute, start
 from pdsl.train import prepare, rounds
@@ -209,13 +210,13 @@ def test_canaries_refute_a_false_claim() -> None:
     e = prepare(validated(settings(privacy={"sigma": 1e-6}), "test"))
     found = canaries(e, agent=0, count=90, rounds=25)
     assert found.epsilon > 2
-    assert _canary_finding(found, claimed=2.0).verdict is Verdict.FAIL
+    assert canary_finding(found, claimed=2.0).verdict is Verdict.FAIL
 
 
 def test_lower_bound_of_guesses() -> None:
     """All 2·20 guesses right refute ε when (e^ε/(1+e^ε))^40 < 0.05: ε < 2.55."""
     coins = np.arange(60) >= 30
-    assert _lower_bound(coins.astype(float), coins) == pytest.approx(
+    assert lower_bound(coins.astype(float), coins) == pytest.approx(
         np.log(0.05 ** (1 / 40) / (1 - 0.05 ** (1 / 40))), abs=0.02
     )
-    assert _lower_bound(np.random.default_rng(0).random(60), coins) < 0.6
+    assert lower_bound(np.random.default_rng(0).random(60), coins) < 0.6

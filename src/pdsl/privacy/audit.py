@@ -1,9 +1,7 @@
 """The audit: does a run do what its ledger says, and can the claim be broken?
 
 Conformance first: what the run's own parts (records, clip, noise, sampler, algorithm) really do is measured, and what
-the ledger claims is computed again from those measurements, with formulas of the audit's own. Then canaries: records
-that are in one agent's data or not by the toss of a coin, and an adversary who sees every message of that agent and
-guesses.
+the ledger claims is computed again from those measurements, with formulas of the audit's own. Then canaries.
 
 A check that fails is evidence against the claim at a false-alarm rate of about one in a million per check.
 """
@@ -11,15 +9,13 @@ A check that fails is evidence against the claim at a false-alarm rate of about 
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pdsl.algorithms import Round
@@ -27,9 +23,11 @@ from pdsl.data.batches import Batches
 from pdsl.gradients import Owners
 from pdsl.parallel import Workers
 from pdsl.privacy.accounting import Mechanism
+from pdsl.privacy.canaries import Canaries, canaries
 from pdsl.privacy.ledger import Ledger
-from pdsl.privacy.mechanism import Noise, sensitivity
+from pdsl.privacy.mechanism import sensitivity
 from pdsl.privacy.statement import statement
+from pdsl.privacy.transcript import Message, Recorder
 from pdsl.runner import read_ledger, take_up
 from pdsl.runs import Row, RunDirectory
 from pdsl.train import Apparatus, Experiment, apparatus, consensus_distance, first_state
@@ -37,9 +35,6 @@ from pdsl.train import Apparatus, Experiment, apparatus, consensus_distance, fir
 ALARM = 1e-6  # probability of a false alarm, per check
 ROUNDS = 4  # rounds run again to look at messages
 BATCHES = 400  # batches drawn to look at the sampler
-CONFIDENCE = 0.95  # of the lower bound on ε from canaries
-KNOWN = 200  # other records of the agent that the adversary takes into account
-Scores = NDArray[np.float64]
 
 
 class Verdict(IntEnum):
@@ -81,8 +76,21 @@ def audit_run(path: Path, count: int, rounds: int | None = None) -> Report:
     ledger = read_ledger(run)
     findings = audit(e, ledger, run.rows(), written_epsilons(run))
     if ledger is not None and e.mechanisms is not None and count:
-        findings.append(_canary_finding(canaries(e, 0, count, rounds), ledger.epsilon))
+        findings.append(canary_finding(canaries(e, 0, count, rounds), ledger.epsilon))
     return Report(statement(e.config.privacy, ledger, e.mechanisms), findings)
+
+
+def canary_finding(found: Canaries, claimed: float) -> Finding:
+    """The bound must not pass the claim; the controls show whether the test could have told."""
+    detail = (
+        f"{found.count} canaries at agent {found.agent}: ε ≥ {found.epsilon:.2f} (claimed {claimed:.4g});"
+        f" unused coins {found.null:.2f}, noise off {found.positive:.2f}"
+    )
+    if found.epsilon > claimed or found.null > 1:
+        return Finding("canaries", Verdict.FAIL, detail)
+    if found.positive < 1:
+        return Finding("canaries", Verdict.INCONCLUSIVE, f"{detail}: too weak to tell, try more canaries or rounds")
+    return Finding("canaries", Verdict.PASS, detail)
 
 
 def written_epsilons(run: RunDirectory) -> list[float | None]:
@@ -109,32 +117,6 @@ def audit(e: Experiment, ledger: Ledger | None, rows: Sequence[Row], claimed: Se
         ]
 
 
-# What left the agents
-
-
-@dataclass(frozen=True)
-class Message:
-    round: int
-    maker: int
-    peer: int
-    clipped: Tensor  # before the noise
-    noise: Tensor
-
-
-@dataclass(frozen=True)
-class _Recorder(Noise):
-    """The run's own noise, looked at."""
-
-    of: Noise = field(kw_only=True)
-    seen: list[Message] = field(kw_only=True)
-
-    def add(self, t: int, makers: Tensor, peers: Tensor, g: Tensor) -> Tensor:
-        noisy = self.of.add(t, makers, peers, g)
-        for e in range(len(g)):
-            self.seen.append(Message(t, int(makers[e]), int(peers[e]), g[e], (noisy[e].double() - g[e].double())))
-        return noisy
-
-
 @dataclass(frozen=True)
 class _Replay:
     """The first rounds, run again from the start by the run's own parts."""
@@ -146,7 +128,7 @@ class _Replay:
 def _replay(e: Experiment, parts: Apparatus) -> _Replay:
     seen: list[Message] = []
     consensus = []
-    noise = _Recorder(parts.noise.sigma, parts.noise.streams, parts.noise.workers, of=parts.noise, seen=seen)
+    noise = Recorder(parts.noise.sigma, parts.noise.streams, parts.noise.workers, of=parts.noise, seen=seen)
     state = first_state(e)
     for t in range(1, ROUNDS + 1):
         state, _ = e.config.algorithm.step(state, Round(t, parts.engine, parts.owners, noise, parts.validation))
@@ -348,122 +330,3 @@ def _finding(check: str, wrong: Sequence[str], right: str) -> Finding:
         return Finding(check, Verdict.PASS, right)
     more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
     return Finding(check, Verdict.FAIL, wrong[0] + more)
-
-
-# Canaries
-
-
-def _canary_finding(found: "Canaries", claimed: float) -> Finding:
-    """The bound must not pass the claim; the controls show whether the test could have told."""
-    detail = (
-        f"{found.count} canaries at agent {found.agent}: ε ≥ {found.epsilon:.2f} (claimed {claimed:.4g});"
-        f" unused coins {found.null:.2f}, noise off {found.positive:.2f}"
-    )
-    if found.epsilon > claimed or found.null > 1:
-        return Finding("canaries", Verdict.FAIL, detail)
-    if found.positive < 1:
-        return Finding("canaries", Verdict.INCONCLUSIVE, f"{detail}: too weak to tell, try more canaries or rounds")
-    return Finding("canaries", Verdict.PASS, detail)
-
-
-@dataclass(frozen=True)
-class Canaries:
-    """What an adversary who sees all of one agent's messages finds out about who is in its data."""
-
-    agent: int
-    count: int
-    epsilon: float  # lower bound at CONFIDENCE
-    null: float  # the same for coins that were not used: should be 0
-    positive: float  # the same with the noise off: should be large
-
-
-def canaries(e: Experiment, agent: int, count: int, rounds: int | None = None) -> Canaries:
-    """Lower bounds on ε from one training run (Steinke, Nasr and Jagielski, 2023).
-
-    `count` records of pure noise with any labels are among the agent's records or not, by a coin each. The adversary,
-    all neighbours together, knows them and sees the messages; a canary's score is how far the messages go along the
-    direction in which it shows best, summed over the rounds.
-    """
-    assert e.mechanisms is not None
-    if rounds is None:  # enough for nearly every canary to be drawn
-        rounds = min(e.config.rounds, math.ceil(3 / (e.batches.rate or 0.1)))
-    rng = np.random.default_rng(20240501)
-    coins = rng.random((2, count)) < 0.5
-    inputs = torch.from_numpy(rng.standard_normal((count, *e.data.x.shape[1:]), dtype=np.float32)) * e.data.x.std()
-    labels = torch.arange(count) % e.data.classes
-    private = _scores(e, agent, inputs, labels, coins[0], rounds, e.sigma[agent])
-    clear = _scores(e, agent, inputs, labels, coins[0], rounds, 0.0)
-    bounds = (_lower_bound(private, coins[0]), _lower_bound(private, coins[1]), _lower_bound(clear, coins[0]))
-    return Canaries(agent, count, *bounds)
-
-
-def _scores(
-    e: Experiment, agent: int, inputs: Tensor, labels: Tensor, coins: NDArray[np.bool_], rounds: int, sigma: float
-) -> Scores:
-    """Train with the canaries whose coin says so; how well each canary explains the agent's messages."""
-    n = len(e.data.y)
-    data = replace(e.data, x=torch.cat([e.data.x, inputs]), y=torch.cat([e.data.y, labels]))
-    joined = torch.cat([e.parts[agent], n + torch.from_numpy(np.flatnonzero(coins))])
-    parts = [joined if i == agent else part for i, part in enumerate(e.parts)]
-    altered = replace(e, data=data, parts=parts, batches=_with_sizes(e.batches, parts))
-    sigmas = [sigma if i == agent else s for i, s in enumerate(e.sigma)]
-    known = torch.cat([inputs, e.data.x[e.parts[agent][:KNOWN]]]), torch.cat([labels, e.data.y[e.parts[agent][:KNOWN]]])
-    scores = np.zeros(len(labels))
-    with Workers(e.config.engine.workers) as workers:
-        tools = apparatus(altered, workers)
-        seen: list[Message] = []
-        noise = _Recorder(sigmas, e.streams, workers, of=Noise(sigmas, e.streams, workers), seen=seen)
-        state = first_state(e)
-        for t in range(1, rounds + 1):
-            seen.clear()
-            x = state.x
-            state, _ = e.config.algorithm.step(state, Round(t, tools.engine, tools.owners, noise, tools.validation))
-            for m in seen:
-                if m.maker == agent:
-                    noise_of_sum = sigma * tools.owners.batches.divisor(agent)
-                    directions = _directions(
-                        tools.owners, x[m.peer], known[0], known[1], len(labels), noise_of_sum, workers
-                    )
-                    scores += (directions @ (m.clipped.double() + m.noise)).numpy()
-    return scores
-
-
-def _with_sizes(batches: Batches, parts: Sequence[Tensor]) -> Batches:
-    """Batches of altered parts, at the rate and with the divisor of the original ones."""
-    mean = sum(batches.sizes) / len(batches.sizes)
-    return replace(batches, sizes=[len(part) for part in parts], mean_size=mean)
-
-
-def _directions(
-    owners: Owners, x: Tensor, inputs: Tensor, labels: Tensor, count: int, noise: float, workers: Workers
-) -> Tensor:
-    """Along which direction each of the first `count` records, the canaries, shows best: [count, d].
-
-    A message is the sum of the gradients in the batch, and noise. As far as the noise allows, a canary's direction
-    avoids the gradients of the others, canaries and records of the agent that the adversary knows: ridge regression,
-    from plain alignment where there is much noise to the pseudo-inverse where there is none.
-    """
-
-    def one(n: int) -> Tensor:
-        return owners.on(x, inputs[n : n + 1], labels[n : n + 1], 1.0)
-
-    g = torch.stack(workers.map(one, range(len(labels)))).double()
-    ridge = max(noise**2, 1e-6) * torch.eye(len(g), dtype=g.dtype)
-    directions: Tensor = torch.linalg.solve(g @ g.T + ridge, g)[:count]
-    return directions
-
-
-def _lower_bound(scores: Scores, coins: NDArray[np.bool_]) -> float:
-    """The largest ε that the number of right guesses refutes at CONFIDENCE.
-
-    The highest third is guessed in, the lowest third out. Under ε-DP each guess is right with probability at most
-    e^ε/(1+e^ε), whatever the others are; δ adds less than count·δ.
-    """
-    from scipy import stats
-
-    guesses = max(1, len(scores) // 3)
-    order = np.argsort(scores)
-    right = int(coins[order[-guesses:]].sum() + (~coins[order[:guesses]]).sum())
-    epsilons = np.arange(0, 12, 0.01)
-    refuted = stats.binom.sf(right - 1, 2 * guesses, 1 / (1 + np.exp(-epsilons))) < 1 - CONFIDENCE
-    return float(epsilons[refuted].max(initial=0.0))

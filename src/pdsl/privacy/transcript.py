@@ -1,0 +1,32 @@
+"""What left the agents, written down as it is made: for the audit."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from pdsl.privacy.mechanism import Noise
+
+
+@dataclass(frozen=True)
+class Message:
+    """One noisy vector, taken apart."""
+
+    round: int
+    maker: int
+    peer: int
+    clipped: Tensor  # before the noise
+    noise: Tensor
+
+
+@dataclass(frozen=True)
+class Recorder(Noise):
+    """A run's own noise, looked at."""
+
+    of: Noise = field(kw_only=True)
+    seen: list[Message] = field(kw_only=True)
+
+    def add(self, t: int, makers: Tensor, peers: Tensor, g: Tensor) -> Tensor:
+        noisy = self.of.add(t, makers, peers, g)
+        for e in range(len(g)):
+            self.seen.append(Message(t, int(makers[e]), int(peers[e]), g[e], (noisy[e].double() - g[e].double())))
+        return noisy
