@@ -18,7 +18,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn.functional import cross_entropy, unfold
+from torch.nn.functional import cross_entropy, one_hot, unfold
 
 from pdsl.data.batches import Batches
 from pdsl.models import Network, channels_last
@@ -250,18 +250,24 @@ class Owners:
     workers: Workers
     per_sample: PerSample
 
-    def gradients(self, t: int, agents: Tensor, x: Tensor) -> Tensor:
+    def gradients(self, t: int, agents: Tensor, x: Tensor, step: int = 0, teachers: Tensor | None = None) -> Tensor:
         """Clipped gradients [rows, d]: row e is agents[e]'s, on its batch ξ of round t, at the model x[e].
 
-        A row that asks an agent for the same model again (all models are equal on a full graph) is computed once.
+        Each local step of a round has a batch of its own. With teachers[e], a record's loss has the distance to what
+        that model says about the record added to it. A row that asks an agent for the same model again (all models
+        are equal on a full graph) is computed once.
         """
-        keys = [(agent, digest) for agent, digest in zip(agents.tolist(), row_digests(x), strict=True)]
+        asked = x if teachers is None else torch.cat([x, teachers], dim=1)
+        keys = [(agent, digest) for agent, digest in zip(agents.tolist(), row_digests(asked), strict=True)]
         first = {key: row for row, key in reversed(list(enumerate(keys)))}
 
         def one(row: int) -> Tensor:
             agent = keys[row][0]
-            batch = self.batches.draw(agent, t)
-            return self.on(x[row], self.inputs[agent][batch], self.labels[agent][batch], self.batches.divisor(agent))
+            batch = self.batches.draw(agent, t, step)
+            inputs, targets = self.inputs[agent][batch], self.labels[agent][batch]
+            if teachers is not None and len(batch):
+                targets = taught(targets, self.network.logits(teachers[row], inputs))
+            return self.on(x[row], inputs, targets, self.batches.divisor(agent))
 
         distinct = sorted(first.values())
         g = dict(zip(distinct, self.workers.map(one, distinct), strict=True))
@@ -272,6 +278,15 @@ class Owners:
         if self.clipping == "batch":
             return batch_clipped(self.network, x, channels_last(inputs), labels, self.C, divisor)
         return per_sample_clipped(self.network, x, channels_last(inputs), labels, self.C, divisor, self.per_sample)
+
+
+def taught(labels: Tensor, teacher: Tensor) -> Tensor:
+    """Targets [n, classes] with which cross-entropy is, up to a constant, −log p(label) + KL(teacher ‖ p).
+
+    Both terms are a record's own, so clipping its gradient bounds both together.
+    """
+    said = teacher.softmax(-1)
+    return said + one_hot(labels, said.shape[-1])
 
 
 def row_digests(x: Tensor) -> list[bytes]:

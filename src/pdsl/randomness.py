@@ -77,5 +77,10 @@ class SecretStreams(Streams):
         return np.frombuffer(stream, dtype=np.uint64)
 
 
+def purpose(name: str, step: int = 0, nth: int = 0) -> str:
+    """The name of a stream for a round's local step and the nth message on that step's batch."""
+    return name if step == nth == 0 else f"{name}.{step}.{nth}"
+
+
 def _derived(key: bytes, purpose: str, round: int, peer: int, size: int) -> bytes:
     return hashlib.blake2b(f"{purpose}/{round}/{peer}".encode(), key=key, digest_size=size).digest()

@@ -24,7 +24,7 @@ from pdsl.gradients import Owners, choose_per_sample, row_digests
 from pdsl.graph import Graph
 from pdsl.models import Network
 from pdsl.parallel import Workers
-from pdsl.privacy import Ledger, Mechanism, Noise, mechanisms
+from pdsl.privacy import Ledger, Mechanism, Noise, Release, mechanisms
 from pdsl.randomness import SecretStreams, Streams
 from pdsl.shapley import Validation
 
@@ -116,10 +116,17 @@ def prepare(
             " clipped or kept private; use GroupNorm, or privacy.mode=none with privacy.clipping=batch"
         )
     batches = Batches([len(part) for part in parts], config.batch, streams)
-    releases = [config.algorithm.releases(int(k)) for k in graph.degrees]
+    releases = _releases(config, graph)
     if agreed is None:
         agreed = mechanisms(config.privacy, graph, batches, releases, config.rounds, config.shapley.floor)
     return Experiment(config, data, graph, network, parts, batches, validation, test, agreed, streams)
+
+
+def _releases(config: Config, graph: Graph) -> list[Release]:
+    """What the algorithm says it releases, per agent; nobody asks where there is no noise."""
+    if config.privacy.mode == "none":
+        return []
+    return [config.algorithm.releases(int(k)) for k in graph.degrees]
 
 
 def _check_device(name: str) -> None:
@@ -150,6 +157,22 @@ class Apparatus:
     owners: Owners
     noise: Noise
     validation: Validation
+    experiment: Experiment
+
+    def round(self, t: int, noise: Noise | None = None) -> Round:
+        """Round t; with `noise` in the place of the run's own, for those who look at what it adds."""
+        e = self.experiment
+        return Round(
+            t=t,
+            engine=self.engine,
+            owners=self.owners,
+            noise=noise or self.noise,
+            validation=self.validation,
+            graph=e.graph,
+            streams=e.streams,
+            tensors=[shape.numel() for _, shape in e.network.shapes()],
+            noise_multiplier=min((m.noise_multiplier for m in e.mechanisms), default=0.0) if e.mechanisms else 0.0,
+        )
 
 
 def apparatus(e: Experiment, workers: Workers) -> Apparatus:
@@ -166,7 +189,7 @@ def apparatus(e: Experiment, workers: Workers) -> Apparatus:
         workers,
         choose_per_sample(e.network, Q.inputs, Q.labels),
     )
-    return Apparatus(Local(e.graph), owners, Noise(e.sigma, e.streams, workers), Q)
+    return Apparatus(Local(e.graph), owners, Noise(e.sigma, e.streams, workers), Q, e)
 
 
 def first_state(e: Experiment) -> Any:
@@ -199,9 +222,7 @@ def rounds(
                 if not ledger.within_budget:
                     return
                 announce(ledger)
-            state, facts = config.algorithm.step(
-                state, Round(t, parts.engine, parts.owners, parts.noise, parts.validation)
-            )
+            state, facts = config.algorithm.step(state, parts.round(t))
             if not torch.isfinite(state.x - state.x.mean(0)).all():  # their mean may overflow before they do
                 raise PdslError(
                     f"diverged in round {t}: a model has infinite or undefined parameters; try a smaller"

@@ -1,18 +1,28 @@
 """What an algorithm is: settings, a first state, and a step from one round's state to the next."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from pdsl.engine import Engine
-from pdsl.gradients import Owners
+from pdsl.errors import PdslError
+from pdsl.graph import Graph
 from pdsl.privacy import Noise, Release
+from pdsl.randomness import Streams
 from pdsl.settings import Section
 from pdsl.shapley import Validation
 
 Facts = dict[str, Any]  # what a step has to say about itself, as JSON: goes into the round's row
+
+
+class Objectives(Protocol):
+    """Whoever can say what an agent's clipped gradient is: `gradients.Owners`, or a test's quadratics."""
+
+    def gradients(self, t: int, agents: Tensor, x: Tensor, step: int = 0, teachers: Tensor | None = None) -> Tensor:
+        """Row e: agents[e]'s gradient at x[e], on its batch of (round, local step); [rows, d]."""
 
 
 @dataclass(frozen=True)
@@ -21,19 +31,27 @@ class Round:
 
     t: int
     engine: Engine
-    owners: Owners
+    owners: Objectives
     noise: Noise
     validation: Validation
+    graph: Graph
+    streams: Streams  # public ones, for what chance decides besides batches and noise
+    tensors: Sequence[int]  # numbers in each of the model's parameter tensors, in the order of a row
+    noise_multiplier: float  # least of the agents; 0 without noise
 
     def noisy_gradients(self, x: Tensor) -> Tensor:
         """ĝ [E, d]: edge e's receiver takes its clipped gradient at the model x[e] and adds noise, for the sender."""
         at, peer = self.engine.receiver, self.engine.sender
         return self.noise.add(self.t, at, peer, self.owners.gradients(self.t, at, x))
 
-    def own_noisy_gradients(self, x: Tensor) -> Tensor:
-        """ĝ [m, d]: each agent's own gradient at its own model, clipped and noisy."""
+    def own_noisy_gradients(self, x: Tensor, step: int = 0, nth: int = 0, teachers: Tensor | None = None) -> Tensor:
+        """ĝ [m, d]: each agent's own gradient at its own model, clipped and noisy.
+
+        Local steps have a batch each; the nth gradient of one step is on the same batch, with other noise.
+        """
         agents = torch.tensor(self.engine.agents)
-        return self.noise.add(self.t, agents, agents, self.owners.gradients(self.t, agents, x))
+        g = self.owners.gradients(self.t, agents, x, step, teachers)
+        return self.noise.add(self.t, agents, agents, g, step, nth)
 
 
 class Algorithm(Section):
@@ -43,6 +61,8 @@ class Algorithm(Section):
     """
 
     name: ClassVar[str]
+    paper: ClassVar[str] = ""  # where it is from
+    rule: ClassVar[str] = ""  # its update, in a line
 
     def init(self, x0: Tensor) -> Any:
         """The state before the first round; x0 [m, d] holds every agent's first model."""
@@ -55,6 +75,13 @@ class Algorithm(Section):
     def check(self, members: int) -> None:
         """Refuse a largest neighbourhood of so many members, if the algorithm cannot cope with it."""
 
+    def sends(self, graph: Graph, noise_multiplier: float) -> int:
+        """Vectors to each neighbour in a round."""
+        return 1
+
     def releases(self, members: int) -> Release:
         """What leaves an agent with so many members in a round, its message to itself included."""
-        raise NotImplementedError
+        raise PdslError(
+            f"algorithm {self.name} does not say what it releases, so no ε can be stated; give it a method releases,"
+            " or set privacy.mode=none"
+        )

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Facts, Round
 from pdsl.engine.base import weighted_sums
+from pdsl.graph import Graph
 from pdsl.privacy import Release
 from pdsl.settings import ShapleySettings
 from pdsl.shapley import check, shares
@@ -30,6 +31,8 @@ class PDSL(Algorithm):
     """Shapley-weighted cross-gradients with momentum and gossip."""
 
     name: ClassVar[str] = "pdsl"
+    paper: ClassVar[str] = "Wang, Yuan, Wang, Li: PDSL, 2025"
+    rule: ClassVar[str] = "x_i ← Σ_j ω_ij (x_j − γ û_j),  û_i = α u_i + Σ_j π_ij ĝ_ji,  u_i ← Σ_j ω_ij û_j"
 
     learning_rate: float = Field(1.0, gt=0, description="γ")
     momentum: float = Field(0.5, ge=0, lt=1, description="α")
@@ -74,6 +77,9 @@ class PDSL(Algorithm):
 
     def check(self, members: int) -> None:
         check(self.shapley, members)
+
+    def sends(self, graph: Graph, noise_multiplier: float) -> int:
+        return 4  # x, ĝ, û, x̂
 
     def releases(self, members: int) -> Release:
         return Release(messages=members)

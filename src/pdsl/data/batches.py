@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pdsl.randomness import Streams
+from pdsl.randomness import Streams, purpose
 from pdsl.settings import BatchSettings
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Draws batches; each is a pure function of (seed, agent, round).
+    """Draws batches; each is a pure function of (seed, agent, round, local step).
 
     poisson: every record enters independently with the same rate q at every agent, q = min(1, B / mean part size),
     so that no batch tells how many records its agent holds, and a batch may be empty.
@@ -42,10 +42,10 @@ class Batches:
             return float(min(self.settings.size, self.sizes[agent]))
         return min(float(self.settings.size), self._mean_size)
 
-    def draw(self, agent: int, round: int) -> Tensor:  # [batch] int64
+    def draw(self, agent: int, round: int, step: int = 0) -> Tensor:  # [batch] int64
         """Places of the batch's records in the agent's own part (0..n_i-1), ascending."""
         n = self.sizes[agent]
-        draws = self.streams.uniforms(n, "batch", agent, round)
+        draws = self.streams.uniforms(n, purpose("batch", step), agent, round)
         rate = self.rate
         if rate is None:
             chosen = np.sort(np.argsort(draws, kind="stable")[: self.settings.size])

@@ -54,6 +54,7 @@ class Mechanism:
     messages: int  # k
     steps: int = 1  # K compositions per round (local steps), each on a batch of its own
     rate: float | None = None  # Poisson rate q; None: fixed-size batches, no amplification
+    seen: int = 1  # how many of the k messages one neighbour gets
 
     def __post_init__(self) -> None:
         _need(0 <= self.sigma < math.inf, "sigma", self.sigma, "0 or more", "1")

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pdsl.algorithms import Round
 from pdsl.data.batches import Batches
 from pdsl.gradients import Owners
 from pdsl.parallel import Workers
@@ -131,7 +130,7 @@ def _replay(e: Experiment, parts: Apparatus) -> _Replay:
     noise = Recorder(parts.noise.sigma, parts.noise.streams, parts.noise.workers, of=parts.noise, seen=seen)
     state = first_state(e)
     for t in range(1, ROUNDS + 1):
-        state, _ = e.config.algorithm.step(state, Round(t, parts.engine, parts.owners, noise, parts.validation))
+        state, _ = e.config.algorithm.step(state, parts.round(t, noise))
         consensus.append(consensus_distance(state.x))
     return _Replay(seen, consensus)
 
@@ -146,7 +145,8 @@ def _ledger_matches(e: Experiment, ledger: Ledger, rows: Sequence[Row]) -> Findi
         charged = [t for entry in account for t in range(entry.first, entry.last + 1)]
         members = e.graph.neighbourhood(i).tolist()
         release = e.config.algorithm.releases(len(members))
-        derived = (sensitivity(e.config.privacy, e.batches, i), release.messages, release.steps, e.batches.rate)
+        counted = (release.messages, release.steps, e.batches.rate, release.seen)
+        derived = (sensitivity(e.config.privacy, e.batches, i), counted)
         if charged != list(range(1, len(charged) + 1)) or len(charged) < len(rows):
             wrong.append(f"agent {i}: {len(charged)} rounds charged, {len(rows)} run")
         elif any(not _alike(entry.mechanism, derived) for entry in account):
@@ -156,9 +156,9 @@ def _ledger_matches(e: Experiment, ledger: Ledger, rows: Sequence[Row]) -> Findi
     return _finding("ledger holds every round and peer", wrong, f"{len(ledger.accounts)} agents, {len(rows)} rounds")
 
 
-def _alike(m: Mechanism, derived: tuple[float, int, int, float | None]) -> bool:
+def _alike(m: Mechanism, derived: tuple[float, tuple[int, int, float | None, int]]) -> bool:
     close = math.isclose(m.sensitivity, derived[0], rel_tol=1e-9)
-    return close and (m.messages, m.steps, m.rate) == derived[1:]
+    return close and (m.messages, m.steps, m.rate, m.seen) == derived[1]
 
 
 def _rows_match(replayed: _Replay, rows: Sequence[Row]) -> Finding:
@@ -263,8 +263,8 @@ def _sampler(batches: Batches, mechanisms: Sequence[Mechanism]) -> Finding:
     wrong = []
     for i, n in enumerate(batches.sizes):
         member = torch.zeros(BATCHES, n)
-        for t in range(BATCHES):
-            member[t, batches.draw(i, t + 1)] = 1
+        for b in range(BATCHES):  # in the order in which the run draws them: round by round, step by step
+            member[b, batches.draw(i, 1 + b // mechanisms[i].steps, b % mechanisms[i].steps)] = 1
         drawn, draws = int(member.sum()), BATCHES * n
         p = float(stats.binomtest(drawn, draws, claimed).pvalue)
         if p < ALARM:
@@ -279,7 +279,7 @@ def _sampler(batches: Batches, mechanisms: Sequence[Mechanism]) -> Finding:
             again = float((member[1:] * member[:-1]).sum())
             p = float(stats.binomtest(int(again), (BATCHES - 1) * n, claimed**2).pvalue)
             if p < ALARM / 10:
-                wrong.append(f"agent {i}: batches of successive rounds are not independent")
+                wrong.append(f"agent {i}: successive batches are not independent")
     return _finding("sampler", wrong, f"rate {claimed:.4g}, {BATCHES} batches per agent")
 
 

@@ -15,8 +15,9 @@ from pdsl.settings import PrivacySettings
 class Release(NamedTuple):
     """What an agent releases in a round: `messages` noisy vectors on one batch, `steps` times."""
 
-    messages: int
-    steps: int = 1
+    messages: int  # k
+    steps: int = 1  # K, each on a batch of its own
+    seen: int = 1  # how many of the k reach one and the same neighbour, as they are or in a model made of them
 
 
 def mechanisms(
@@ -44,6 +45,6 @@ def mechanisms(
             z = calibrate(settings.budget, settings.delta, rounds, batches.rate, steps)
         sigmas = [z * math.sqrt(release.messages) * d for release, d in zip(releases, deltas, strict=True)]
     return [
-        Mechanism(sigma, d, release.messages, release.steps, batches.rate)
+        Mechanism(sigma, d, release.messages, release.steps, batches.rate, release.seen)
         for sigma, d, release in zip(sigmas, deltas, releases, strict=True)
     ]

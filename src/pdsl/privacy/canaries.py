@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pdsl.algorithms import Round
 from pdsl.data.batches import Batches
 from pdsl.gradients import Owners
 from pdsl.parallel import Workers
@@ -77,7 +76,7 @@ def _scores(
         for t in range(1, rounds + 1):
             seen.clear()
             x = state.x
-            state, _ = e.config.algorithm.step(state, Round(t, tools.engine, tools.owners, noise, tools.validation))
+            state, _ = e.config.algorithm.step(state, tools.round(t, noise))
             for m in seen:
                 if m.maker == agent:
                     noise_of_sum = sigma * tools.owners.batches.divisor(agent)

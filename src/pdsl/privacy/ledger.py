@@ -72,7 +72,7 @@ class Ledger:
         edge: dict[str, Any] = {"messages": sum(m.steps * rounds for m, rounds in spent)}
         record: dict[str, Any] = {"agent": agent}
         if costs:
-            alone = tuple((replace(m, messages=1), rounds) for m, rounds in spent)
+            alone = tuple((replace(m, messages=m.seen), rounds) for m, rounds in spent)
             edge["epsilon"] = _finite(epsilon(alone, self.delta))
             record["epsilon"] = _finite(epsilon(spent, self.delta))
         record["entries"] = [{"first": e.first, "last": e.last, **asdict(e.mechanism)} for e in account]

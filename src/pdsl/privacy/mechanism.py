@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pdsl.data.batches import Batches
 from pdsl.parallel import Workers
-from pdsl.randomness import Streams
+from pdsl.randomness import Streams, purpose
 from pdsl.settings import PrivacySettings
 
 
@@ -28,20 +28,23 @@ def sensitivity(settings: PrivacySettings, batches: Batches, agent: int) -> floa
 
 @dataclass(frozen=True)
 class Noise:
-    """Independent Gaussian noise for each (maker, peer, round): no two messages ever share a draw."""
+    """Independent Gaussian noise for each (maker, peer, round, step, nth): no two messages ever share a draw."""
 
     sigma: list[float]  # per agent
     streams: Streams
     workers: Workers
 
-    def add(self, t: int, makers: Tensor, peers: Tensor, g: Tensor) -> Tensor:
-        """g[e] + N(0, σ² I), drawn by makers[e] for peers[e] in round t: [rows, d]."""
+    def add(self, t: int, makers: Tensor, peers: Tensor, g: Tensor, step: int = 0, nth: int = 0) -> Tensor:
+        """g[e] + N(0, σ² I), drawn by makers[e] for peers[e] in round t: [rows, d].
+
+        In a round with several local steps, `step` says which; `nth` tells messages on one and the same batch apart.
+        """
         if not any(self.sigma):
             return g
 
         def one(e: int) -> Tensor:
             maker, peer = int(makers[e]), int(peers[e])
-            n = self.streams.normals(g.shape[1], "noise", maker, t, peer)
+            n = self.streams.normals(g.shape[1], purpose("noise", step, nth), maker, t, peer)
             return g[e] + self.sigma[maker] * torch.from_numpy(n).to(g.device)
 
         return torch.stack(self.workers.map(one, range(len(g))))

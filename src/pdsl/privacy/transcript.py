@@ -25,8 +25,8 @@ class Recorder(Noise):
     of: Noise = field(kw_only=True)
     seen: list[Message] = field(kw_only=True)
 
-    def add(self, t: int, makers: Tensor, peers: Tensor, g: Tensor) -> Tensor:
-        noisy = self.of.add(t, makers, peers, g)
+    def add(self, t: int, makers: Tensor, peers: Tensor, g: Tensor, step: int = 0, nth: int = 0) -> Tensor:
+        noisy = self.of.add(t, makers, peers, g, step, nth)
         for e in range(len(g)):
             self.seen.append(Message(t, int(makers[e]), int(peers[e]), g[e], (noisy[e].double() - g[e].double())))
         return noisy

@@ -1,0 +1,113 @@
+"""CGA: cross-gradient aggregation (Esfandiari et al., ICML 2021); with noise on the cross-gradients, DP-CGA.
+
+Each agent gets its model's gradients on its neighbours' data and looks for a direction that hurts none of them.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from pdsl.algorithms.base import Algorithm, Facts, Round
+from pdsl.graph import Graph
+from pdsl.privacy import Release
+
+LEAST = 0.5  # every v_l: no neighbour is left out
+RIDGE = 1e-12
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class State:
+    x: Tensor  # [m, d] models
+    u: Tensor  # [m, d] momenta
+
+
+class CGA(Algorithm):
+    """The own gradient, projected by a quadratic program so that it agrees with the neighbours'."""
+
+    name: ClassVar[str] = "cga"
+    paper: ClassVar[str] = "Esfandiari et al., ICML 2021"
+    rule: ClassVar[str] = "x_i ← Σ_j ω_ij (x_j − γ u_j),  u_i ← α u_i + ĝ_ii + Σ_l v_l ω_il ĝ_li,  v by a QP, v ≥ 1/2"
+
+    learning_rate: float = Field(0.5, gt=0, description="γ")
+    momentum: float = Field(0.5, ge=0, lt=1, description="α")
+    projection: Literal["tensor", "vector"] = Field(
+        "tensor", description="one quadratic program per parameter tensor, or one for the whole vector"
+    )
+
+    def init(self, x0: Tensor) -> State:
+        return State(x0, torch.zeros_like(x0))
+
+    def step(self, state: State, r: Round) -> tuple[State, Facts]:
+        x, u, engine = state.x, state.u, r.engine
+        x_j = engine.deliver(x)
+        g_hat_ji = engine.reply(r.noisy_gradients(x_j))
+        sizes = list(r.tensors) if self.projection == "tensor" else [x.shape[1]]
+        weighted = g_hat_ji * engine.omega.to(g_hat_ji)[:, None]  # rows m_l = ω_il ĝ_li
+        own = g_hat_ji[engine.receiver == engine.sender]
+        found = [project(weighted[a:b], g, sizes) for (a, b), g in zip(pairwise(engine.offsets), own, strict=True)]
+        u = self.momentum * u + torch.stack([g for g, _ in found])
+        x = engine.mix(x - self.learning_rate * u)
+        return State(x, u), {"fallbacks": sum(fallbacks for _, fallbacks in found)}
+
+    def sends(self, graph: Graph, noise_multiplier: float) -> int:
+        return 3  # x, ĝ, x̂
+
+    def releases(self, members: int) -> Release:
+        return Release(messages=members)
+
+
+class DPCGA(CGA):
+    """CGA as the PDSL paper compares it: cross-gradients carry noise. The update is the same."""
+
+    name: ClassVar[str] = "dp-cga"
+    paper: ClassVar[str] = "Esfandiari et al., ICML 2021, with noise"
+
+
+def project(rows: Tensor, g: Tensor, sizes: list[int]) -> tuple[Tensor, int]:
+    """g + Σ_l v_l m_l, tensor by tensor, and how often quadprog had to be helped out."""
+    parts, fallbacks = [], 0
+    for M, part in zip(torch.split(rows, sizes, dim=1), torch.split(g, sizes), strict=True):
+        v, fell_back = weights(M.double().cpu().numpy(), part.double().cpu().numpy())
+        fallbacks += fell_back
+        parts.append(part + torch.from_numpy(v).to(M) @ M)
+    return torch.cat(parts), fallbacks
+
+
+def weights(M: Floats, g: Floats) -> tuple[Floats, bool]:
+    """argmin ½ vᵀ(MMᵀ + 1e-12 I)v + (Mg)ᵀv subject to v ≥ 1/2, and whether the fallback found it.
+
+    quadprog needs a matrix that is positive definite in floating point, which zero or parallel rows do not give. The
+    same minimum is then that of ‖Mᵀv + g‖ over v ≥ 1/2, and non-negative least squares finds it for any M.
+    """
+    import quadprog
+
+    scale = max(float(np.abs(M).max(initial=0.0)), float(np.abs(g).max(initial=0.0)))
+    if scale == 0:
+        return np.full(len(M), LEAST), True
+    M, g = M / scale, g / scale  # the minimum stays where it is
+    P = M @ M.T + RIDGE * np.eye(len(M))
+    if np.linalg.cond(P) < 1e10:
+        try:
+            v: Floats = quadprog.solve_qp(P, -(M @ g), np.eye(len(M)), np.full(len(M), LEAST))[0]
+            return v, False
+        except ValueError:
+            pass
+    return _by_least_squares(M, g), True
+
+
+def _by_least_squares(M: Floats, g: Floats) -> Floats:
+    """v = 1/2 + u with u ≥ 0 nearest to solving Mᵀu = −(g + Mᵀ1/2), in the space that M and g span."""
+    from scipy.optimize import nnls
+
+    target = -(g + LEAST * M.sum(0))
+    R: Any = np.linalg.qr(np.column_stack([M.T, target]), mode="r")
+    v: Floats = LEAST + nnls(R[:, :-1], R[:, -1])[0]
+    return v

@@ -1,0 +1,36 @@
+"""D-PSGD: decentralised parallel stochastic gradient descent (Lian et al., NeurIPS 2017)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from pdsl.algorithms.base import Algorithm, Facts, Round
+from pdsl.privacy import Release
+
+
+@dataclass(frozen=True)
+class State:
+    x: Tensor  # [m, d] models
+
+
+class DPSGD(Algorithm):
+    """A step along the own gradient, then gossip."""
+
+    name: ClassVar[str] = "d-psgd"
+    paper: ClassVar[str] = "Lian et al., NeurIPS 2017"
+    rule: ClassVar[str] = "x_i ← Σ_j ω_ij (x_j − γ ĝ_j)"
+
+    learning_rate: float = Field(1.0, gt=0, description="γ")
+
+    def init(self, x0: Tensor) -> State:
+        return State(x0)
+
+    def step(self, state: State, r: Round) -> tuple[State, Facts]:
+        x = state.x
+        g_hat = r.own_noisy_gradients(x)
+        return State(r.engine.mix(x - self.learning_rate * g_hat)), {}
+
+    def releases(self, members: int) -> Release:
+        return Release(messages=1)

@@ -1,0 +1,44 @@
+"""DMSGD: decentralised SGD with momentum (Yu, Jin, Yang, ICML 2019)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from pdsl.algorithms.base import Algorithm, Facts, Round
+from pdsl.graph import Graph
+from pdsl.privacy import Release
+
+
+@dataclass(frozen=True)
+class State:
+    x: Tensor  # [m, d] models
+    u: Tensor  # [m, d] momenta
+
+
+class DMSGD(Algorithm):
+    """D-PSGD with momentum; models and momenta are both mixed."""
+
+    name: ClassVar[str] = "dmsgd"
+    paper: ClassVar[str] = "Yu, Jin, Yang, ICML 2019"
+    rule: ClassVar[str] = "x_i ← Σ_j ω_ij (x_j − γ û_j),  û_i = α u_i + ĝ_i,  u_i ← Σ_j ω_ij û_j"
+
+    learning_rate: float = Field(1.0, gt=0, description="γ")
+    momentum: float = Field(0.5, ge=0, lt=1, description="α")
+
+    def init(self, x0: Tensor) -> State:
+        return State(x0, torch.zeros_like(x0))
+
+    def step(self, state: State, r: Round) -> tuple[State, Facts]:
+        x, u = state.x, state.u
+        u_hat = self.momentum * u + r.own_noisy_gradients(x)
+        x_hat = x - self.learning_rate * u_hat
+        return State(r.engine.mix(x_hat), r.engine.mix(u_hat)), {}
+
+    def sends(self, graph: Graph, noise_multiplier: float) -> int:
+        return 2  # x̂, û
+
+    def releases(self, members: int) -> Release:
+        return Release(messages=1)

@@ -1,0 +1,44 @@
+"""Gradient tracking (Pu and Nedić, Mathematical Programming 2021)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from pdsl.algorithms.base import Algorithm, Facts, Round
+from pdsl.graph import Graph
+from pdsl.privacy import Release
+
+
+@dataclass(frozen=True)
+class State:
+    x: Tensor  # [m, d] models
+    y: Tensor  # [m, d] each agent's estimate of everybody's mean gradient
+    g: Tensor  # [m, d] the last gradient, noisy as it was
+
+
+class GradientTracking(Algorithm):
+    """Agents step along an estimate of the mean gradient that gossip and corrections keep up to date."""
+
+    name: ClassVar[str] = "gradient-tracking"
+    paper: ClassVar[str] = "Pu, Nedić, Math. Programming 2021"
+    rule: ClassVar[str] = "y_i ← y_i + ĝ_i − ĝ_i(before),  x_i ← Σ_j ω_ij (x_j − γ y_j),  y_i ← Σ_j ω_ij y_j"
+
+    learning_rate: float = Field(0.5, gt=0, description="γ")
+
+    def init(self, x0: Tensor) -> State:
+        return State(x0, torch.zeros_like(x0), torch.zeros_like(x0))
+
+    def step(self, state: State, r: Round) -> tuple[State, Facts]:
+        x, engine = state.x, r.engine
+        g_hat = r.own_noisy_gradients(x)
+        y = state.y + g_hat - state.g
+        return State(engine.mix(x - self.learning_rate * y), engine.mix(y), g_hat), {}
+
+    def sends(self, graph: Graph, noise_multiplier: float) -> int:
+        return 2  # x̂, y
+
+    def releases(self, members: int) -> Release:
+        return Release(messages=1)  # a difference of two noisy gradients, of which one is out already

@@ -1,0 +1,46 @@
+"""Momentum tracking (Takezawa et al., TMLR 2023)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from pdsl.algorithms.base import Algorithm, Facts, Round
+from pdsl.graph import Graph
+from pdsl.privacy import Release
+
+
+@dataclass(frozen=True)
+class State:
+    x: Tensor  # [m, d] models
+    u: Tensor  # [m, d] momenta
+    c: Tensor  # [m, d] by how much an agent's momentum differs from everybody's mean
+
+
+class MomentumTracking(Algorithm):
+    """Local momentum, corrected so that all agents move along the mean of all momenta."""
+
+    name: ClassVar[str] = "momentum-tracking"
+    paper: ClassVar[str] = "Takezawa et al., TMLR 2023"
+    rule: ClassVar[str] = "u_i ← β u_i + ĝ_i,  x_i ← Σ_j ω_ij (x_j − γ (u_j − c_j)),  c_i ← Σ_j ω_ij (c_j − u_j) + u_i"
+
+    learning_rate: float = Field(0.25, gt=0, description="γ")
+    momentum: float = Field(0.5, ge=0, lt=1, description="β")
+
+    def init(self, x0: Tensor) -> State:
+        return State(x0, torch.zeros_like(x0), torch.zeros_like(x0))
+
+    def step(self, state: State, r: Round) -> tuple[State, Facts]:
+        x, c, engine = state.x, state.c, r.engine
+        u = self.momentum * state.u + r.own_noisy_gradients(x)
+        x = engine.mix(x - self.learning_rate * (u - c))
+        c = engine.mix(c - u) + u
+        return State(x, u, c), {}
+
+    def sends(self, graph: Graph, noise_multiplier: float) -> int:
+        return 2  # x̂, c − u
+
+    def releases(self, members: int) -> Release:
+        return Release(messages=1)

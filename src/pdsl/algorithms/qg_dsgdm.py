@@ -1,0 +1,34 @@
+"""QG-DSGDm: quasi-global momentum (Lin, Karimireddy, Stich, Jaggi, ICML 2021)."""
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from pdsl.algorithms.base import Algorithm, Facts, Round
+from pdsl.algorithms.dmsgd import State
+from pdsl.privacy import Release
+
+
+class QGDSGDm(Algorithm):
+    """D-PSGD with a momentum of the updates after gossip, in place of one of local gradients."""
+
+    name: ClassVar[str] = "qg-dsgdm"
+    paper: ClassVar[str] = "Lin et al., ICML 2021"
+    rule: ClassVar[str] = "x_i ← Σ_j ω_ij (x_j − γ (β u_j + ĝ_j)),  u_i ← β u_i + (1 − β) (x_i(before) − x_i)/γ"
+
+    learning_rate: float = Field(1.0, gt=0, description="γ")
+    momentum: float = Field(0.5, ge=0, lt=1, description="β")
+
+    def init(self, x0: Tensor) -> State:
+        return State(x0, torch.zeros_like(x0))
+
+    def step(self, state: State, r: Round) -> tuple[State, Facts]:
+        u, gamma, beta = state.u, self.learning_rate, self.momentum
+        x = r.engine.mix(state.x - gamma * (beta * u + r.own_noisy_gradients(state.x)))
+        u = beta * u + (1 - beta) * (state.x - x) / gamma
+        return State(x, u), {}
+
+    def releases(self, members: int) -> Release:
+        return Release(messages=1)
