@@ -1,4 +1,4 @@
-"""The command line: pdsl run | config | privacy | audit | report | data.
+"""The command line: pdsl run | config | algorithms | privacy | audit | report | data.
 
 A command imports what only it needs when it runs.
 """
@@ -151,6 +151,36 @@ def report(run: Annotated[list[Path], typer.Argument(help="Run directories.")]) 
 
     for directory in run:
         print(write_report(directory))
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+@app.command()
+def algorithms(
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list, one object per algorithm.")] = False,
+) -> None:
+    """Every algorithm: where it is from, its update in a line, what it sends, what it costs in privacy, its settings."""
+    from pdsl.algorithms.catalogue import EXAMPLE, catalogue
+
+    entries = catalogue()
+    if as_json:
+        print(json.dumps(entries, ensure_ascii=False))
+        return
+    for entry in entries:
+        k = "|M_i|" if entry["k_is_neighbourhood"] else f"{entry['k']}"
+        times = "once a round" if entry["releases_per_round"] == 1 else f"{entry['releases_per_round']} times a round"
+        settings = ", ".join(f"{s['name'].removeprefix('algorithm.')}={s['default']}" for s in entry["settings"])
+        _console().print(Text.assemble((entry["name"], "bold"), f"  {entry['what']} ({entry['paper']})"))
+        for label, text in (
+            ("rule", entry["rule"]),
+            ("sends", f"{_count(entry['messages_per_round'], 'vector')} a round to each neighbour"),
+            ("privacy", f"k = {k}: so many noisy vectors on one batch, {times}"),
+            ("settings", settings.replace("=None", "=auto")),
+        ):
+            _console().print(f"  {label:9} {text}")
+    print(f"Numbers that depend on the graph are for {EXAMPLE.describe()}. Choose with --set algorithm.name=NAME.")
 
 
 app.command("privacy")(calculator.command)
