@@ -99,7 +99,9 @@ def test_an_unknown_algorithm_is_refused() -> None:
 
 
 def test_a_setting_of_another_algorithm_is_refused() -> None:
-    pdsl("run", *settings("algorithm.name=d-psgd", "algorithm.momentum=0.5")).refused("unknown setting algorithm.momentum")
+    pdsl("run", *settings("algorithm.name=d-psgd", "algorithm.momentum=0.5")).refused(
+        "unknown setting algorithm.momentum"
+    )
 
 
 class Undeclared(package.Algorithm):
@@ -119,4 +121,4 @@ class Undeclared(package.Algorithm):
 def test_an_algorithm_that_declares_no_release_has_no_private_form() -> None:
     with pytest.raises(package.PdslError, match="does not say what it releases, so no ε can be stated"):
         package.train(data="digits", graph=package.ring(3), algorithm=Undeclared(), rounds=1)
-    package.train(data="digits", graph=package.ring(3), algorithm=Undeclared(), rounds=1, privacy="none")
+    package.train(data="digits", graph=package.ring(3), algorithm=Undeclared(), rounds=1, privacy={"mode": "none"})

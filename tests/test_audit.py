@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from pdsl.algorithms import PDSL
+from pdsl.algorithms import PDSL, Round
+from pdsl.algorithms.d_psgd import DPSGD
 from pdsl.config import validated
 from pdsl.data import Batches
 from pdsl.models import Network
@@ -77,7 +78,7 @@ def test_other_honest_runs_pass(changes: Values) -> None:
 
 def test_too_little_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Noise.add
-    monkeypatch.setattr(Noise, "add", lambda self, t, i, j, g: g + 0.97 * (honest(self, t, i, j, g) - g))
+    monkeypatch.setattr(Noise, "add", lambda self, t, i, j, g, *at: g + 0.97 * (honest(self, t, i, j, g, *at) - g))
     assert "σ of the noise" in failed(findings())
 
 
@@ -134,7 +135,7 @@ def test_clip_with_a_hole(monkeypatch: pytest.MonkeyPatch, clip: Any) -> None:
 
 
 def test_fixed_batches_accounted_as_poisson(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fixed(self: Batches, agent: int, round: int) -> Tensor:
+    def fixed(self: Batches, agent: int, round: int, step: int = 0) -> Tensor:
         draws = self.streams.uniforms(self.sizes[agent], "batch", agent, round)
         return torch.from_numpy(np.sort(np.argsort(draws)[: self.settings.size]))
 
@@ -220,3 +221,31 @@ def test_lower_bound_of_guesses() -> None:
         np.log(0.05 ** (1 / 40) / (1 - 0.05 ** (1 / 40))), abs=0.02
     )
     assert lower_bound(np.random.default_rng(0).random(60), coins) < 0.6
+
+
+class TwoOnOneBatch(DPSGD):
+    """Two gradients on one batch, said to be on a batch each."""
+
+    def step(self, state: Any, r: Round) -> Any:
+        half = r.own_noisy_gradients(state.x) + r.own_noisy_gradients(state.x, nth=1)
+        return type(state)(r.engine.mix(state.x - half / 2)), {}
+
+    def releases(self, members: int) -> Release:
+        return Release(messages=1, steps=2)
+
+
+class Bare(DPSGD):
+    """Makes a noisy gradient, and uses another."""
+
+    def step(self, state: Any, r: Round) -> Any:
+        r.own_noisy_gradients(state.x)
+        bare = r.owners.gradients(r.t, torch.arange(len(state.x)), state.x)
+        return type(state)(r.engine.mix(state.x - bare)), {}
+
+
+def test_messages_on_one_batch_claimed_to_be_on_two() -> None:
+    assert failed(findings(algorithm=TwoOnOneBatch())) == {"messages counted", "ε computed again"}
+
+
+def test_a_gradient_used_without_its_noise() -> None:
+    assert failed(findings(algorithm=Bare())) == {"every gradient gets noise"}

@@ -34,7 +34,7 @@ from pdsl.randomness import Streams
 from pdsl.settings import ShapleySettings
 from pdsl.shapley import Validation
 from pdsl.train import Experiment, prepare, rounds
-from tests.oracles.quadratics import heterogeneous, mixing, run, start
+from tests.oracles.quadratics import Flat, heterogeneous, mixing, run, start
 
 M, D, T = 6, 5, 8
 GAMMA = 0.3
@@ -175,6 +175,25 @@ def test_dfedsam_climbs_by_its_radius_on_the_batch_of_the_step() -> None:
             x = x - 0.1 * PROBLEM.gradients(t, AGENTS, x + rho * up, step=k)
         x = W @ x
         torch.testing.assert_close(found[t], x, rtol=0, atol=1e-12)
+
+
+class Asked(Flat):
+    """Keeps the (round, local step) of each gradient it is asked for."""
+
+    def __init__(self) -> None:
+        self.batches: set[tuple[int, int]] = set()
+
+    def gradients(self, t: int, agents: Tensor, x: Tensor, step: int = 0, teachers: Tensor | None = None) -> Tensor:
+        self.batches.add((t, step))
+        return super().gradients(t, agents, x, step, teachers)
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != PDSL.name])
+def test_each_local_step_has_a_batch_of_its_own(name: str) -> None:
+    several = {"local_steps": 3} if "local_steps" in ALGORITHMS[name].model_fields else {}
+    asked = Asked()
+    run(ALGORITHMS[name].model_validate(several), asked, GRAPH, 2, X0)
+    assert asked.batches == {(t, k) for t in (1, 2) for k in range(several.get("local_steps", 1))}
 
 
 def test_d_psgd_on_the_full_graph_is_centralised_sgd_on_the_joint_batch() -> None:

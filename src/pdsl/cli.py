@@ -161,7 +161,7 @@ def _count(n: int, noun: str) -> str:
 def algorithms(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list, one object per algorithm.")] = False,
 ) -> None:
-    """Every algorithm: where it is from, its update in a line, what it sends, what it costs in privacy, its settings."""
+    """Every algorithm: its source, its update in a line, what it sends, what it costs in privacy, its settings."""
     from pdsl.algorithms.catalogue import EXAMPLE, catalogue
 
     entries = catalogue()

@@ -97,11 +97,6 @@ class Graph:
         eigenvalues = np.linalg.eigvalsh(self.W)  # ascending; the last is 1
         return float(1 - np.abs(eigenvalues[:-1]).max())
 
-    @cached_property
-    def connectivity(self) -> float:
-        """λ₂(I − W), the least positive eigenvalue of I − W: what accelerated gossip goes by."""
-        return float(1 - np.linalg.eigvalsh(self.W)[-2])
-
     def describe(self) -> str:
         """One line for people."""
         noun = self.name if self.name in ("ring", "star", "line", "grid", "torus") else f"{self.name} graph"

@@ -46,21 +46,36 @@ def _convolutions(shape: torch.Size, channels: tuple[int, int], kernel: int, act
     act = ACTIVATIONS[activation]
     first, second = channels
     return [
-        nn.Conv2d(shape[0], first, kernel, padding=kernel // 2),
+        _unbiased(nn.Conv2d(shape[0], first, kernel, padding=kernel // 2)),
         MaxPool(),
         act(),
-        nn.Conv2d(first, second, kernel, padding=kernel // 2),
+        _unbiased(nn.Conv2d(first, second, kernel, padding=kernel // 2)),
         MaxPool(),
         act(),
         Flatten(),
     ]
 
 
+def _unbiased(layer: nn.Conv2d) -> nn.Conv2d:
+    """A black image says nothing, and starts with features of zero."""
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def _classifier(features: int, classes: int) -> nn.Linear:
+    """The last layer. At zero all classes are equally likely: there is no first opinion for noisy steps to unlearn."""
+    layer = nn.Linear(features, classes)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
 def mnist_cnn(shape: torch.Size, classes: int, s: ModelSettings) -> nn.Module:
     """Paper, Section VI-A: two 3×3 convolutions, each with 2×2 max pooling, then one fully connected layer."""
     channels = s.channels or (16, 32)
     features = channels[1] * (shape[1] // 4) * (shape[2] // 4)
-    return nn.Sequential(*_convolutions(shape, channels, 3, s.activation), nn.Linear(features, classes))
+    return nn.Sequential(*_convolutions(shape, channels, 3, s.activation), _classifier(features, classes))
 
 
 def cifar10_cnn(shape: torch.Size, classes: int, s: ModelSettings) -> nn.Module:
@@ -71,7 +86,7 @@ def cifar10_cnn(shape: torch.Size, classes: int, s: ModelSettings) -> nn.Module:
         *_convolutions(shape, channels, 5, s.activation),
         nn.Linear(features, hidden),
         ACTIVATIONS[s.activation](),
-        nn.Linear(hidden, classes),
+        _classifier(hidden, classes),
     )
 
 
@@ -82,14 +97,14 @@ def digits_cnn(shape: torch.Size, classes: int, s: ModelSettings) -> nn.Module:
 
 def softmax(shape: torch.Size, classes: int, s: ModelSettings) -> nn.Module:
     """Softmax regression: convex, so that theory can be checked on it."""
-    return nn.Sequential(Flatten(), nn.Linear(shape.numel(), classes))
+    return nn.Sequential(Flatten(), _classifier(shape.numel(), classes))
 
 
 def mlp(shape: torch.Size, classes: int, s: ModelSettings) -> nn.Module:
     """One hidden layer."""
     hidden = s.hidden or 64
     return nn.Sequential(
-        Flatten(), nn.Linear(shape.numel(), hidden), ACTIVATIONS[s.activation](), nn.Linear(hidden, classes)
+        Flatten(), nn.Linear(shape.numel(), hidden), ACTIVATIONS[s.activation](), _classifier(hidden, classes)
     )
 
 

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from pdsl import graph as graphs
 from pdsl import models
 from pdsl.algorithms import Round
+from pdsl.algorithms.base import Objectives
 from pdsl.config import Config
 from pdsl.data import Batches, Data, label_counts, load, partition, split_public
 from pdsl.engine import Engine, Local
@@ -159,13 +160,13 @@ class Apparatus:
     validation: Validation
     experiment: Experiment
 
-    def round(self, t: int, noise: Noise | None = None) -> Round:
-        """Round t; with `noise` in the place of the run's own, for those who look at what it adds."""
+    def round(self, t: int, noise: Noise | None = None, owners: Objectives | None = None) -> Round:
+        """Round t; with another `noise` or `owners` in the place of the run's own, for those who look on."""
         e = self.experiment
         return Round(
             t=t,
             engine=self.engine,
-            owners=self.owners,
+            owners=owners or self.owners,
             noise=noise or self.noise,
             validation=self.validation,
             graph=e.graph,

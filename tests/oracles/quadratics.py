@@ -65,9 +65,11 @@ def heterogeneous(M: int, d: int, seed: int, jitter: float = 0.0) -> Quadratics:
     return Quadratics(torch.from_numpy(A), torch.from_numpy(rng.standard_normal((M, d)) + 1.0), jitter)
 
 
-def flat(M: int, d: int) -> Quadratics:
+class Flat:
     """No gradients at all."""
-    return Quadratics(torch.zeros(M, d, d, dtype=torch.float64), torch.zeros(M, d, dtype=torch.float64))
+
+    def gradients(self, t: int, agents: Tensor, x: Tensor, step: int = 0, teachers: Tensor | None = None) -> Tensor:
+        return torch.zeros_like(x)
 
 
 def start(M: int, d: int, seed: int = 0) -> Tensor:  # [M, d]
@@ -95,8 +97,12 @@ def run(
     x0: Tensor,
     tensors: list[int] | None = None,
     validation: Validation | None = None,
+    noise_multiplier: float = 0.0,
 ) -> Run:
-    """T rounds without noise on the local engine, from the models x0 [M, d]."""
+    """T rounds without noise on the local engine, from the models x0 [M, d].
+
+    `noise_multiplier` is only what the algorithm hears: x0 may hold the noise already.
+    """
     states, facts = [algorithm.init(x0)], []
     with Workers(1) as workers:
         r = Round(
@@ -108,7 +114,7 @@ def run(
             graph=graph,
             streams=Streams(0),
             tensors=tensors or [x0.shape[1]],
-            noise_multiplier=0.0,
+            noise_multiplier=noise_multiplier,
         )
         for t in range(1, T + 1):
             state, said = algorithm.step(states[-1], replace(r, t=t))

@@ -3,6 +3,7 @@
 Each agent gets its model's gradients on its neighbours' data and looks for a direction that hurts none of them.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
@@ -18,7 +19,7 @@ from pdsl.graph import Graph
 from pdsl.privacy import Release
 
 LEAST = 0.5  # every v_l: no neighbour is left out
-RIDGE = 1e-12
+RIDGE = 1e-12  # relative to the largest number squared, so that the unit of the loss does not matter
 
 Floats = NDArray[np.float64]
 
@@ -85,7 +86,7 @@ def weights(M: Floats, g: Floats) -> tuple[Floats, bool]:
     """argmin ½ vᵀ(MMᵀ + 1e-12 I)v + (Mg)ᵀv subject to v ≥ 1/2, and whether the fallback found it.
 
     quadprog needs a matrix that is positive definite in floating point, which zero or parallel rows do not give. The
-    same minimum is then that of ‖Mᵀv + g‖ over v ≥ 1/2, and non-negative least squares finds it for any M.
+    same v makes ‖Mᵀv + g‖² + 1e-12 ‖v‖² least over v ≥ 1/2, and non-negative least squares finds it for any M.
     """
     import quadprog
 
@@ -104,10 +105,12 @@ def weights(M: Floats, g: Floats) -> tuple[Floats, bool]:
 
 
 def _by_least_squares(M: Floats, g: Floats) -> Floats:
-    """v = 1/2 + u with u ≥ 0 nearest to solving Mᵀu = −(g + Mᵀ1/2), in the space that M and g span."""
+    """v = 1/2 + u with the u ≥ 0 that comes nearest to solving Mᵀu = −(g + Mᵀ1/2), the ridge's rows below."""
     from scipy.optimize import nnls
 
-    target = -(g + LEAST * M.sum(0))
-    R: Any = np.linalg.qr(np.column_stack([M.T, target]), mode="r")
+    root = math.sqrt(RIDGE)
+    tall = np.vstack([M.T, root * np.eye(len(M))])
+    target = -np.concatenate([g + LEAST * M.sum(0), np.full(len(M), root * LEAST)])
+    R: Any = np.linalg.qr(np.column_stack([tall, target]), mode="r")  # as few rows as columns, the same distances
     v: Floats = LEAST + nnls(R[:, :-1], R[:, -1])[0]
     return v

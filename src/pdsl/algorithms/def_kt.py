@@ -1,4 +1,4 @@
-"""Def-KT: mutual knowledge transfer (Li, Lü, Wang, IEEE IoT Journal 2022).
+"""Def-KT: mutual knowledge transfer (Li, Li, Varshney, IEEE IoT Journal 2022).
 
 Models are not averaged. A neighbour's model comes by, and it and the host's own learn from the host's records and from
 each other.
@@ -20,10 +20,8 @@ class DefKT(Algorithm):
     """K steps in which two models learn from the records and from each other; one of the two stays."""
 
     name: ClassVar[str] = "def-kt"
-    paper: ClassVar[str] = "Li, Lü, Wang, IoT Journal 2022"
-    rule: ClassVar[str] = (
-        "z_i = x_j of one neighbour; K times: x ← x − γ ĝ(x taught by z), z ← z − γ ĝ(z taught by x)"
-    )
+    paper: ClassVar[str] = "Li, Li, Varshney, IoT Journal 2022"
+    rule: ClassVar[str] = "z_i = x_j of one neighbour; K times: x ← x − γ ĝ(x taught by z), z ← z − γ ĝ(z taught by x)"
 
     learning_rate: float = Field(0.5, gt=0, description="γ")
     local_steps: int = Field(2, ge=1, description="K")

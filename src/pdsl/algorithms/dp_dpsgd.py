@@ -44,7 +44,7 @@ class DPDPSGD(Algorithm):
         late = self._late(r)
         sent = ready[engine.receiver - engine.agents.start, late]  # each edge's receiver sends to the edge's sender
         x = weighted_sums(engine.reply(sent), engine.omega, engine.offsets)
-        return State(x, ready[:, :-1]), {"late": float(late.double().mean())}
+        return State(x, ready[:, :-1]), {"late": float(late[engine.receiver != engine.sender].double().mean())}
 
     def _late(self, r: Round) -> Tensor:  # [E]
         """By how many rounds each message is late, all equally likely; one's own is at hand."""

@@ -14,18 +14,19 @@ def gossip(engine: Engine, x: Tensor, steps: int) -> Tensor:
     return x
 
 
-def accelerated(engine: Engine, x: Tensor, steps: int, connectivity: float) -> Tensor:
+def accelerated(engine: Engine, x: Tensor, steps: int, gap: float) -> Tensor:
     """P_K(W) x, Chebyshev's polynomial of degree K = `steps`, with P_K(1) = 1: means are preserved.
 
-    x¹ = W x⁰,  x^{s+1} = ω W x^s + (1 − ω) x^{s−1},  with `connectivity` λ = λ₂(I − W).
+    x¹ = W x⁰,  x^{s+1} = ω W x^s + (1 − ω) x^{s−1},  ω by the spectral gap λ. That is λ₂(I − W), but for graphs
+    near to bipartite, where W has an eigenvalue near −1 that decides instead.
     """
-    omega = chebyshev_omega(connectivity)
+    omega = chebyshev_omega(gap)
     before, x = x, engine.mix(x)
     for _ in range(steps - 1):
         before, x = x, omega * engine.mix(x) + (1 - omega) * before
     return x
 
 
-def chebyshev_omega(connectivity: float) -> float:
+def chebyshev_omega(gap: float) -> float:
     """ω = 2 (1 − √(λ (1 − λ/4))) / (1 − λ/2)²."""
-    return 2 * (1 - math.sqrt(connectivity * (1 - connectivity / 4))) / (1 - connectivity / 2) ** 2
+    return 2 * (1 - math.sqrt(gap * (1 - gap / 4))) / (1 - gap / 2) ** 2

@@ -1,7 +1,7 @@
 """GUT: global update tracking (Aketi, Hashemi, Roy, NeurIPS 2023).
 
 What is tracked is the models' own updates, which neighbours know from the models they get: no second vector is sent.
-With scaling μ = 1 the limit is the common optimum; with μ < 1 a share 1 − μ of D-PSGD's bias stays.
+With scaling μ = 1 the limit is the common optimum; with μ < 1 it is where D-PSGD with step (1 − μ)γ would end.
 """
 
 from dataclasses import dataclass

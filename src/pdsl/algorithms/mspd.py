@@ -29,9 +29,7 @@ class MSPD(Algorithm):
 
     name: ClassVar[str] = "mspd"
     paper: ClassVar[str] = "Scaman et al., NeurIPS 2018"
-    rule: ClassVar[str] = (
-        "y ← y − σ (I − P_K(W)) (2x − x(before)); M times: z ← m/(m+2) z − 2/(m+2) (γ (ĝ(z) − y) − x)"
-    )
+    rule: ClassVar[str] = "y ← y − σ (I − P_K(W)) (2x − x(before)); M times: z ← m/(m+2) z − 2/(m+2) (γ (ĝ(z) − y) − x)"
 
     learning_rate: float = Field(1.0, gt=0, description="γ")
     dual_rate: float = Field(0.5, gt=0, le=1, description="σ·γ: how fast the dual variables follow disagreement")
@@ -44,7 +42,7 @@ class MSPD(Algorithm):
     def step(self, state: State, r: Round) -> tuple[State, Facts]:
         x, gamma = state.x, self.learning_rate
         ahead = 2 * x - state.before
-        apart = ahead - accelerated(r.engine, ahead, self.gossip_steps, r.graph.connectivity)
+        apart = ahead - accelerated(r.engine, ahead, self.gossip_steps, r.graph.spectral_gap)
         y = state.y - self.dual_rate / gamma * apart
         z = x
         for m in range(self.local_steps):

@@ -18,7 +18,7 @@ class Muffliato(Algorithm):
 
     name: ClassVar[str] = "muffliato"
     paper: ClassVar[str] = "Cyffers et al., NeurIPS 2022"
-    rule: ClassVar[str] = "x ← P_K(W) (x − γ ĝ),  P_K Chebyshev's polynomial of gossip, K ≈ λ₂(I − W)^(−1/2) ln n"
+    rule: ClassVar[str] = "x ← P_K(W) (x − γ ĝ),  P_K Chebyshev's polynomial of gossip, K ≈ λ^(−1/2) ln n"
 
     learning_rate: float = Field(1.0, gt=0, description="γ")
     gossip_steps: int | None = Field(None, ge=1, description="K; default ⌈λ^(−1/2) ln(n·max(1/4, σ²)/σ²)⌉, 1 if λ = 1")
@@ -29,7 +29,7 @@ class Muffliato(Algorithm):
     def step(self, state: State, r: Round) -> tuple[State, Facts]:
         x_hat = state.x - self.learning_rate * r.own_noisy_gradients(state.x)
         K = self.sends(r.graph, r.noise_multiplier)
-        return State(accelerated(r.engine, x_hat, K, r.graph.connectivity)), {"gossip_steps": K}
+        return State(accelerated(r.engine, x_hat, K, r.graph.spectral_gap)), {"gossip_steps": K}
 
     def sends(self, graph: Graph, noise_multiplier: float) -> int:
         return self.gossip_steps or enough_gossip(graph, noise_multiplier)
@@ -43,7 +43,7 @@ def enough_gossip(graph: Graph, sigma: float) -> int:
 
     Without noise there is no such level; K is then what any σ of at least 1/2 asks for.
     """
-    lam = graph.connectivity
+    lam = graph.spectral_gap
     if lam > 1 - 1e-9:  # the full graph: one round of gossip is the mean
         return 1
     ratio = max(0.25, sigma**2) / sigma**2 if sigma > 0 else 1.0

@@ -8,6 +8,7 @@ A check that fails is evidence against the claim at a false-alarm rate of about 
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -26,7 +27,7 @@ from pdsl.privacy.canaries import Canaries, canaries
 from pdsl.privacy.ledger import Ledger
 from pdsl.privacy.mechanism import sensitivity
 from pdsl.privacy.statement import statement
-from pdsl.privacy.transcript import Message, Recorder
+from pdsl.privacy.transcript import Asked, Message, Recorder
 from pdsl.runner import read_ledger, take_up
 from pdsl.runs import Row, RunDirectory
 from pdsl.train import Apparatus, Experiment, apparatus, consensus_distance, first_state
@@ -109,6 +110,7 @@ def audit(e: Experiment, ledger: Ledger | None, rows: Sequence[Row], claimed: Se
             _ledger_matches(e, ledger, rows),
             _rows_match(replayed, rows),
             _counted(ledger, replayed.messages),
+            _all_noisy(replayed),
             _epsilon_matches(e, replayed.messages, len(rows), claimed or ledger.epsilon_per_agent, ledger),
             *_noise(e, replayed.messages),
             _sampler(e.batches, e.mechanisms),
@@ -121,6 +123,7 @@ class _Replay:
     """The first rounds, run again from the start by the run's own parts."""
 
     messages: list[Message]
+    gradients: list[tuple[int, int, int]]  # (round, local step, agent) of each gradient that was asked for
     consensus: list[float]  # per round
 
 
@@ -128,11 +131,12 @@ def _replay(e: Experiment, parts: Apparatus) -> _Replay:
     seen: list[Message] = []
     consensus = []
     noise = Recorder(parts.noise.sigma, parts.noise.streams, parts.noise.workers, of=parts.noise, seen=seen)
+    owners = Asked(parts.owners, [])
     state = first_state(e)
     for t in range(1, ROUNDS + 1):
-        state, _ = e.config.algorithm.step(state, parts.round(t, noise))
+        state, _ = e.config.algorithm.step(state, parts.round(t, noise, owners))
         consensus.append(consensus_distance(state.x))
-    return _Replay(seen, consensus)
+    return _Replay(seen, owners.seen, consensus)
 
 
 # Conformance
@@ -173,15 +177,36 @@ def _rows_match(replayed: _Replay, rows: Sequence[Row]) -> Finding:
 
 
 def _counted(ledger: Ledger, messages: list[Message]) -> Finding:
-    """k, counted: noisy vectors an agent really made in a round, its own to itself included."""
+    """k and K, counted: noisy vectors an agent really made on each batch, its own to itself included."""
+    made = Counter((m.maker, m.round, m.step) for m in messages)
     wrong = []
     for i, account in enumerate(ledger.accounts):
+        claimed = {(entry.mechanism.messages,) * entry.mechanism.steps for entry in account}
         for t in range(1, ROUNDS + 1):
-            k = sum(m.maker == i and m.round == t for m in messages)
-            claimed = {entry.mechanism.messages * entry.mechanism.steps for entry in account}
-            if claimed != {k}:
-                wrong.append(f"agent {i} made {k} noisy messages in round {t}, the ledger counts {sorted(claimed)}")
+            counts = tuple(n for (maker, round_, _), n in made.items() if (maker, round_) == (i, t))
+            if claimed != {counts}:
+                wrong.append(
+                    f"agent {i} made {_sum(counts)} noisy messages in round {t}, the ledger counts"
+                    f" {' or '.join(_sum(c) for c in sorted(claimed)) or 'none'}"
+                )
     return _finding("messages counted", wrong, f"{len(messages)} messages in {ROUNDS} rounds")
+
+
+def _sum(counts: Sequence[int]) -> str:
+    """Messages on each batch of a round, like 3 or 2 + 2."""
+    return " + ".join(map(str, counts)) or "no"
+
+
+def _all_noisy(replayed: _Replay) -> Finding:
+    """No gradient is computed that does not get its noise: what is not noisy must not enter an update."""
+    asked = Counter(replayed.gradients)
+    noisy = Counter((m.round, m.step, m.maker) for m in replayed.messages)
+    wrong = [
+        f"agent {agent} computed {n} gradients in round {t}, {noisy[t, step, agent]} of them got noise"
+        for (t, step, agent), n in asked.items()
+        if n != noisy[t, step, agent]
+    ]
+    return _finding("every gradient gets noise", wrong, f"{sum(asked.values())} gradients")
 
 
 def _epsilon_matches(
@@ -190,11 +215,11 @@ def _epsilon_matches(
     """ε, once more, from the measured σ, the counted messages and the sampler that was really used."""
     assert e.mechanisms is not None
     wrong, worst = [], 0.0
-    for i, (m, said) in enumerate(zip(e.mechanisms, claimed, strict=True)):
-        own = [message for message in messages if message.maker == i]
-        k = max(1, len(own) // (ROUNDS * m.steps))
+    for i, said in enumerate(claimed):
+        on_batch = Counter((message.round, message.step) for message in messages if message.maker == i)
+        k, steps = max(on_batch.values(), default=1), max(1, len(on_batch) // ROUNDS)
         delta_2 = sensitivity(e.config.privacy, e.batches, i)
-        true = _epsilon_again(e.sigma[i], delta_2, k, m.steps * rounds, e.batches.rate, ledger.delta)
+        true = _epsilon_again(e.sigma[i], delta_2, k, steps * rounds, e.batches.rate, ledger.delta)
         worst = max(worst, true)
         if said is None or not math.isclose(said, true, rel_tol=0.01):
             wrong.append(f"agent {i}: ε = {said} is written down, {true:.4g} is what was spent")
@@ -287,7 +312,8 @@ def _sensitivity(e: Experiment, owners: Owners) -> Finding:
     """Neighbouring batches made to break the clip: no record may move a message by more than Δ."""
     assert e.mechanisms is not None
     x0 = e.network.start()
-    models = {"the first model": x0, "a wild model": 50 * x0, "the zero model": torch.zeros_like(x0)}
+    moved_on = x0 + 0.05 * torch.arange(len(x0), device=x0.device).sin()  # a last layer may start at zero
+    models = {"the first model": x0, "a later model": moved_on, "a wild model": 50 * moved_on, "zero": 0 * x0}
     inputs, labels = owners.inputs[0][:6], owners.labels[0][:6]
     m, divisor = e.mechanisms[0], owners.batches.divisor(0)
     worst, wrong = 0.0, []

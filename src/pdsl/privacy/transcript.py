@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from pdsl.gradients import Owners
 from pdsl.privacy.mechanism import Noise
 
 
@@ -12,6 +13,7 @@ class Message:
     """One noisy vector, taken apart."""
 
     round: int
+    step: int  # the local step, and so the batch
     maker: int
     peer: int
     clipped: Tensor  # before the noise
@@ -28,5 +30,17 @@ class Recorder(Noise):
     def add(self, t: int, makers: Tensor, peers: Tensor, g: Tensor, step: int = 0, nth: int = 0) -> Tensor:
         noisy = self.of.add(t, makers, peers, g, step, nth)
         for e in range(len(g)):
-            self.seen.append(Message(t, int(makers[e]), int(peers[e]), g[e], (noisy[e].double() - g[e].double())))
+            self.seen.append(Message(t, step, int(makers[e]), int(peers[e]), g[e], (noisy[e].double() - g[e].double())))
         return noisy
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A run's own gradients; who was asked for one is written down."""
+
+    of: Owners
+    seen: list[tuple[int, int, int]]  # (round, local step, agent) of each
+
+    def gradients(self, t: int, agents: Tensor, x: Tensor, step: int = 0, teachers: Tensor | None = None) -> Tensor:
+        self.seen.extend((t, step, int(agent)) for agent in agents)
+        return self.of.gradients(t, agents, x, step, teachers)
