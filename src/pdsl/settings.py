@@ -67,6 +67,9 @@ class ModelSettings(Section):
     )
     hidden: int | None = Field(None, ge=1, description="width of the hidden layer (cifar10-cnn, mlp); default by model")
     activation: Literal["relu", "tanh"] = Field("tanh", description="activation; the paper has relu")
+    norm: Literal["none", "rms"] = Field(
+        "none", description="rms: each record's feature maps at mean square 1, which suits noise; cnn models only"
+    )
 
 
 class BatchSettings(Section):

@@ -29,8 +29,8 @@ class GUT(Algorithm):
     paper: ClassVar[str] = "Aketi, Hashemi, Roy, NeurIPS 2023"
     rule: ClassVar[str] = "x_i ← Σ_j ω'_ij (x_j − γ d_j),  d_i = ĝ_i + μ ((x_i(before) − x_i)/γ − ĝ_i(before))"
 
-    learning_rate: float = Field(0.5, gt=0, description="γ")
-    scaling: float = Field(0.3, ge=0, le=1, description="μ, how much of the correction is used")
+    learning_rate: float = Field(1.0, gt=0, description="γ")
+    scaling: float = Field(1.0, ge=0, le=1, description="μ, how much of the correction is used; the paper: 0.1 to 0.3")
     averaging: float = Field(0.5, gt=0, le=1, description="a: gossip goes only so far, W' = I + a(W − I)")
 
     def init(self, x0: Tensor) -> State:
