@@ -25,7 +25,7 @@ unit: $(VENV)/installed-dev
 	$(PYTHON) -m pytest -n 2
 
 bench: $(VENV)/installed
-	$(PYTHON) benchmarks/bench.py
+	$(VENV)/bin/pdsl bench
 
 $(VENV)/bin/python:
 	python3 -m venv $(VENV)

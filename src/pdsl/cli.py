@@ -1,4 +1,4 @@
-"""The command line: pdsl run | config | algorithms | privacy | audit | report | data.
+"""The command line: pdsl run | config | algorithms | privacy | audit | bench | report | data.
 
 A command imports what only it needs when it runs.
 """
@@ -184,6 +184,22 @@ def algorithms(
 
 
 app.command("privacy")(calculator.command)
+
+
+@app.command()
+def bench(
+    repeats: Annotated[int, typer.Option(min=1, help="Turns of each measurement; medians are shown.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Measure speed on this machine, as ratios: to the literal algorithm, to the hardware's peak, to one core."""
+    from pdsl.bench import measure
+    from pdsl.bench.table import table
+
+    measured = measure(repeats, lambda what: print(f"measuring {what}", file=sys.stderr))
+    if as_json:
+        print(json.dumps(measured))
+    else:
+        _console().print(table(measured))
 
 
 @app.command()

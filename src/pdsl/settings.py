@@ -88,6 +88,9 @@ class ShapleySettings(Section):
     sample: int | None = Field(
         None, ge=1, description="records of Q looked at in a round, drawn anew each time; default all of them"
     )
+    check_every: int = Field(
+        10, ge=0, description="fast: rounds between checks of a few coalitions against their true models; 0: never"
+    )
     empty: Literal["model", "zero"] = Field(
         "model", description="v of the empty coalition: accuracy of the agent's model, or zero as in the paper"
     )

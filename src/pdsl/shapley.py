@@ -28,6 +28,8 @@ EXACT_TO = 5  # members up to which 'auto' values every coalition's true model: 
 EXACT_LOGITS_TO = 10  # members up to which 'fast' looks at every coalition; beyond, at R permutations
 EXACT_LIMIT = 14  # members beyond which 'exact' is refused: 2^k evaluations, and sums that float64 no longer holds
 
+CHECKED = 4  # coalitions in a check of 'fast'
+
 Values = NDArray[np.float64]
 
 
@@ -155,6 +157,29 @@ class Validation:
             valuations.append(Valuation(phi, estimator, len(plan.coalitions)))
         return valuations
 
+    def fidelity(
+        self, t: int, agents: Sequence[int], candidates: Sequence[Tensor], settings: ShapleySettings
+    ) -> dict[str, float] | None:
+        """How far `fast` is from the truth: a few coalitions of one agent by their logits and by their true models.
+
+        None in rounds without a check. The agent and the coalitions are drawn anew for every check.
+        """
+        if settings.weighting == "uniform" or not settings.check_every or t % settings.check_every:
+            return None
+        if settings.sample is not None and settings.sample < len(self.labels):
+            return self._sampled(t, settings.sample).fidelity(t, agents, candidates, settings)
+        generator = self.streams.generator("fidelity", round=t)
+        models = candidates[int(generator.integers(len(candidates)))]
+        name, _ = self._plan(t, 0, len(models), settings)
+        if name != "fast":
+            return None
+        sizes = generator.integers(2, len(models) + 1, CHECKED)
+        masks = {sum(1 << int(j) for j in generator.choice(len(models), size, replace=False)) for size in sizes}
+        by_logits, true = (_Game(models, how, dict.fromkeys(sorted(masks))) for how in ("fast", "exact"))
+        self._evaluate([by_logits, true])
+        errors = [abs(a - b) / len(self.labels) for a, b in zip(by_logits.values(), true.values(), strict=True)]
+        return {"coalitions": len(masks), "mean_error": float(np.mean(errors)), "max_error": max(errors)}
+
     def _sampled(self, t: int, size: int) -> "Validation":
         """A part of Q, the same for all agents in this round."""
         chosen = self.streams.generator("validation-sample", round=t).choice(len(self.labels), size, replace=False)
@@ -211,6 +236,10 @@ class _Game:
     models: Tensor  # [k, d]
     estimator: str
     hits: dict[int, int | None]
+
+    def values(self) -> list[int]:
+        """The hits of every coalition, all evaluated."""
+        return [n for n in self.hits.values() if n is not None]
 
 
 def _hits(logits: Tensor, labels: Tensor) -> int:

@@ -66,13 +66,15 @@ class PDSL(Algorithm):
         x = engine.mix(x_hat)  # lines 21, 22, 24, eq. 25
 
         phi = np.concatenate([v.phi for v in valued])
-        facts = {
+        facts: Facts = {
             "estimator": "+".join(sorted({v.estimator for v in valued})),
             "coalitions": sum(v.coalitions for v in valued),
             "spread": float(np.mean([v.phi.max() - v.phi.min() for v in valued])),
             "phi": phi.tolist(),
             "share": share.tolist(),
         }
+        if (fidelity := r.validation.fidelity(r.t, engine.agents, by_agent, self.shapley)) is not None:
+            facts["fidelity"] = fidelity
         return State(x, u), {"shapley": facts}
 
     def check(self, members: int) -> None:

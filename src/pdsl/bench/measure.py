@@ -1,0 +1,206 @@
+"""The measurements behind `pdsl bench`. Real MNIST, the paper's CNN with 16 and 32 channels, |Q| = 2,000, B = 250."""
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pdsl.algorithms import PDSL
+from pdsl.bench import literal
+from pdsl.bench.literal import LiteralRound
+from pdsl.config import validated
+from pdsl.gradients import batch_clipped, per_sample_clipped
+from pdsl.models import channels_last
+from pdsl.parallel import Workers
+from pdsl.randomness import SecretStreams, Streams
+from pdsl.settings import ShapleySettings
+from pdsl.train import Apparatus, Experiment, apparatus, first_state, prepare
+
+R = 20
+B = 250
+MATRIX = 1024  # side of the matrices whose product is the machine's peak
+FORWARD = 2 * (9 * 16 * 784 + 9 * 16 * 32 * 196 + 32 * 49 * 10)  # operations on one image
+GRADIENT = 3 * FORWARD - 2 * 9 * 16 * 784  # nobody asks for the derivative by the image
+
+Work = Callable[[], object]
+Say = Callable[[str], None]
+
+
+def measure(repeats: int, say: Say) -> dict[str, Any]:
+    """Every ratio; `say` is told what is being measured."""
+    say("rounds against the literal algorithm")
+    rounds = {
+        "full20-fast": _round_vs_literal("full", 20, "fast", repeats),
+        "full20-montecarlo": _round_vs_literal("full", 20, "montecarlo", min(repeats, 2)),
+        "ring10-exact": _round_vs_literal("ring", 10, "exact", repeats),
+    }
+    say("kernels against the machine's matrix product")
+    peak = _peak_fraction(repeats)
+    say("two cores against one")
+    cores = _two_cores(repeats)
+    say("1,000 agents against 10")
+    growth = _growth()
+    say("clipping, import and noise")
+    return {
+        "round_vs_literal": rounds,
+        "peak_fraction": peak,
+        "two_cores": cores,
+        "growth": growth,
+        "per_sample_vs_batch_clipping": _clipping(repeats),
+        "import_vs_torch": _import(repeats),
+        "system_vs_seeded_noise": _noise(repeats),
+    }
+
+
+def seconds(work: Work) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def ratio(a: Work, b: Work, repeats: int) -> float:
+    """How many times longer a takes than b: the median over turns of both."""
+    a(), b()
+    return statistics.median(seconds(a) / seconds(b) for _ in range(repeats))
+
+
+@contextmanager
+def threads(n: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def mnist(graph: str, agents: int, **changes: Any) -> Experiment:
+    """PDSL on real MNIST under a total budget."""
+    values: dict[str, Any] = {
+        "rounds": 100,
+        "data": {"name": "mnist", "validation": 2000},
+        "model": {"name": "mnist-cnn", "channels": [16, 32]},
+        "graph": {"kind": graph, "agents": agents},
+        "batch": {"size": B},
+        "shapley": {"permutations": R},
+        "privacy": {"target_epsilon": 1.0},
+    }
+    return prepare(validated(values | changes, "bench"))
+
+
+def _round_vs_literal(graph: str, agents: int, estimator: str, repeats: int) -> float:
+    """A round of ours: everything but the Shapley values as it is, and one agent's values times the agents."""
+    e = mnist(graph, agents)
+    count = LiteralRound.exact(e.graph) if estimator == "exact" else LiteralRound.monte_carlo(e.graph, R)
+    settings = ShapleySettings.model_validate({"estimator": estimator, "permutations": R})
+    plain = literal.plain_mnist_cnn()
+    inputs, labels = e.validation
+    batch = e.data.x[e.parts[0][:B]], e.data.y[e.parts[0][:B]]
+    ratios = []
+    with Workers() as workers:
+        parts = apparatus(e, workers)
+        without_values = PDSL(shapley=ShapleySettings(weighting="uniform"))
+        state, _ = without_values.step(first_state(e), parts.round(1))
+        candidates = _candidates(parts, state.x)
+        for t in range(2, 2 + max(1, repeats)):
+            with threads(os.cpu_count() or 1):
+                evaluation = seconds(lambda: literal.evaluate(plain, state.x[0], inputs, labels))
+                gradient = seconds(lambda: literal.gradient(plain, state.x[0], *batch))
+            rest = seconds(partial(without_values.step, state, parts.round(t)))
+            game = t, range(1), state.x[:1], [candidates], settings
+            values = seconds(partial(parts.validation.contributions, *game))
+            ratios.append(count.seconds(evaluation, gradient) / (rest + e.graph.agents * values))
+    return statistics.median(ratios)
+
+
+def _candidates(parts: Apparatus, x: Tensor) -> Tensor:
+    """Agent 0's models x_{0,j} of a real round, noise and all."""
+    r = parts.round(2)
+    messages = r.engine.reply(r.noisy_gradients(r.engine.deliver(x)))
+    return x[0] - messages[r.engine.offsets[0] : r.engine.offsets[1]]
+
+
+def _peak_fraction(repeats: int) -> dict[str, float]:
+    """Operations per second of our kernels over those of a large matrix product, one thread each."""
+    e = mnist("ring", 10)
+    a, b = torch.randn(2, MATRIX, MATRIX, generator=torch.Generator().manual_seed(0))
+    x, n = e.network.start(), len(e.validation[1])
+    with Workers(1) as workers:
+        owners = apparatus(e, workers).owners
+        inputs, labels = channels_last(e.data.x[:B]), e.data.y[:B]
+        kernels: dict[str, tuple[Work, float]] = {
+            "forward": (lambda: e.network.logits(x, e.validation[0]), n * FORWARD),
+            "gradient": (
+                lambda: per_sample_clipped(e.network, x, inputs, labels, 1.0, B, owners.per_sample),
+                B * GRADIENT,
+            ),
+        }
+        product = 2 * MATRIX**3
+        return {
+            name: ratio(lambda: a @ b, kernel, max(repeats, 5)) * operations / product
+            for name, (kernel, operations) in kernels.items()
+        }
+
+
+def _two_cores(repeats: int) -> float:
+    """A whole PDSL round on a ring of 10 by one worker over the same by one per core."""
+    e = mnist("ring", 10, shapley={"estimator": "exact", "sample": 500})
+    step = e.config.algorithm.step
+    with Workers(1) as one, Workers() as all_of_them:
+        alone, together = apparatus(e, one), apparatus(e, all_of_them)
+        state, _ = step(first_state(e), together.round(1))
+        return ratio(lambda: step(state, alone.round(2)), lambda: step(state, together.round(2)), repeats)
+
+
+def _growth() -> float:
+    """Time per agent of a PDSL round on a ring of 1,000, over that on a ring of 10."""
+    few, many = (_seconds_per_agent(agents, rounds) for agents, rounds in ((10, 40), (1000, 2)))
+    return many / few
+
+
+def _seconds_per_agent(agents: int, rounds: int) -> float:
+    e = mnist(
+        "ring", agents, batch={"size": 32}, partition={"kind": "iid"}, shapley={"estimator": "exact", "sample": 50}
+    )
+    step = e.config.algorithm.step
+    with Workers() as workers:
+        parts = apparatus(e, workers)
+        state, _ = step(first_state(e), parts.round(1))
+        times = [seconds(partial(step, state, parts.round(t))) for t in range(2, 2 + rounds)]
+    return statistics.median(times) / agents
+
+
+def _clipping(repeats: int) -> float:
+    """A gradient with every record clipped, over one clipped as a batch."""
+    e = mnist("ring", 10)
+    x, inputs, labels = e.network.start(), channels_last(e.data.x[:B]), e.data.y[:B]
+    with Workers(1) as workers:
+        way = apparatus(e, workers).owners.per_sample
+        return ratio(
+            lambda: per_sample_clipped(e.network, x, inputs, labels, 1.0, B, way),
+            lambda: batch_clipped(e.network, x, inputs, labels, 1.0, B),
+            max(repeats, 5),
+        )
+
+
+def _import(repeats: int) -> float:
+    def imported(name: str) -> Work:
+        return lambda: subprocess.run([sys.executable, "-c", f"import {name}"], check=True)
+
+    return ratio(imported("pdsl"), imported("torch"), repeats)
+
+
+def _noise(repeats: int) -> float:
+    """One message's noise from the operating system's entropy, over seeded noise."""
+    d, secret, seeded = 20_490, SecretStreams(0), Streams(0)
+    return ratio(
+        lambda: secret.normals(d, "noise", 0, 1, 2), lambda: seeded.normals(d, "noise", 0, 1, 2), max(repeats, 5)
+    )

@@ -1,0 +1,153 @@
+"""What a round costs, counted and not timed: forward passes, gradients and bytes, so that no gain is lost unnoticed."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pdsl.bench import literal
+from pdsl.bench.literal import LiteralRound, plain_mnist_cnn
+from pdsl.bench.measure import mnist
+from pdsl.bench.table import ROWS, table
+from pdsl.config import validated
+from pdsl.gradients import Owners
+from pdsl.models import Network, mnist_cnn
+from pdsl.settings import ModelSettings
+from pdsl.shapley import CHECKED, monte_carlo
+from pdsl.train import Row, prepare, rounds
+from tests.realdata import real
+
+Q = 40
+
+
+class Counted:
+    """Forward passes on Q, in records, and gradients, since the last look."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.evaluations: list[int] = []
+        self.gradients: list[int] = []
+        logits, on = Network.logits, Owners.on
+
+        def counted_logits(network: Network, x: Tensor, inputs: Tensor) -> Tensor:
+            self.evaluations.append(len(inputs))
+            return logits(network, x, inputs)
+
+        def counted_on(owners: Owners, x: Tensor, inputs: Tensor, labels: Tensor, divisor: float) -> Tensor:
+            self.gradients.append(len(labels))
+            return on(owners, x, inputs, labels, divisor)
+
+        monkeypatch.setattr(Network, "logits", counted_logits)
+        monkeypatch.setattr(Owners, "on", counted_on)
+
+    def look(self) -> tuple[int, int]:
+        """(models evaluated on Q, gradients) since the last look."""
+        counts = sum(n == Q for n in self.evaluations), len(self.gradients)
+        self.evaluations.clear()
+        self.gradients.clear()
+        return counts
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    return Counted(monkeypatch)
+
+
+def steps(kind: str, agents: int, count: int, **shapley: Any) -> Iterator[Row]:
+    values = {
+        "rounds": count,
+        "evaluate_every": 1000,
+        "graph": {"kind": kind, "agents": agents},
+        "data": {"validation": Q},
+        "shapley": shapley,
+        "engine": {"workers": 1},
+    }
+    for step in rounds(prepare(validated(values, "test"))):
+        yield step.row
+
+
+def test_fast_evaluates_each_message_once(counted: Counted) -> None:
+    for row in steps("full", 6, 3, estimator="fast"):
+        evaluated, gradients = counted.look()
+        if row["round"] > 1:  # before the first, modules are tried out
+            assert evaluated == 6 * 6 + 1  # every agent's candidates, and the model that all of them have
+            assert gradients == 6  # all models are equal: one gradient serves all neighbours
+
+
+def test_the_check_of_fast_costs_a_few_evaluations_every_so_many_rounds(counted: Counted) -> None:
+    for row in steps("full", 6, 4, estimator="fast", check_every=2):
+        evaluated, _ = counted.look()
+        if row["round"] == 3:
+            assert "fidelity" not in row["shapley"]
+        if row["round"] in (2, 4):
+            found = row["shapley"]["fidelity"]
+            assert 1 <= found["coalitions"] <= CHECKED
+            assert 0 <= found["mean_error"] <= found["max_error"] < 0.5
+            assert evaluated == 6 * 6 + 1 + 6 + found["coalitions"]
+
+
+def test_exact_evaluates_each_coalition_once(counted: Counted) -> None:
+    for row in steps("ring", 5, 3, estimator="exact"):
+        evaluated, gradients = counted.look()
+        if row["round"] > 1:
+            assert evaluated == 5 * (2**3 - 1) + 5  # 7 coalitions of 3 members, and v(∅)
+            assert gradients == 5 * 3
+
+
+def test_monte_carlo_evaluates_a_coalition_that_comes_up_again_only_once(counted: Counted) -> None:
+    for row in steps("full", 7, 3, estimator="montecarlo", permutations=20):
+        evaluated, _ = counted.look()
+        if row["round"] > 1:
+            assert evaluated == row["shapley"]["coalitions"] - 7 + 1  # v(∅) is the same for all
+            assert evaluated < 0.75 * 7 * 7 * 20  # of what Algorithm 2 says
+
+
+def test_a_plan_holds_each_coalition_once() -> None:
+    plan = monte_carlo(torch.stack([torch.randperm(9) for _ in range(50)]).numpy())
+    assert len(set(plan.coalitions)) == len(plan.coalitions) <= 50 * 8 + 2
+
+
+def test_bytes_are_those_of_the_links() -> None:
+    for kind, agents, links in (("ring", 6, 12), ("full", 5, 20)):
+        for row in steps(kind, agents, 2, weighting="uniform"):
+            d = 650  # softmax regression on digits
+            assert (row["messages"], row["bytes"]) == (4 * links, 4 * links * d * 4)
+
+
+def test_the_literal_network_is_ours() -> None:
+    ours = Network(mnist_cnn(torch.Size((1, 28, 28)), 10, ModelSettings()))
+    x = torch.randn(ours.d, generator=torch.Generator().manual_seed(0)) * 0.1
+    images = torch.randn(20, 1, 28, 28, generator=torch.Generator().manual_seed(1))
+    labels = torch.arange(20) % 10
+    plain = plain_mnist_cnn()
+    assert literal.evaluate(plain, x, images, labels) == pytest.approx(
+        float((ours.logits(x, images).argmax(-1) == labels).double().mean())
+    )
+    torch.testing.assert_close(plain(images), ours.logits(x, images), rtol=1e-4, atol=1e-5)
+    assert literal.gradient(plain, x, images, labels).shape == (ours.d,)
+
+
+def test_how_often_a_literal_round_evaluates() -> None:
+    from pdsl.graph import full, ring
+
+    assert LiteralRound.monte_carlo(full(20), R=20) == LiteralRound(20 * 20 * 20, 400)
+    assert LiteralRound.exact(ring(10)) == LiteralRound(10 * 3 * 4 * 2, 30)
+    assert LiteralRound(10, 4).seconds(evaluation=0.5, gradient=0.25) == 6.0
+
+
+def test_the_benchs_experiment_is_the_papers_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PDSL_DATA", str(real("mnist")))
+    e = mnist("full", 20)
+    assert (e.network.d, len(e.validation[1]), e.graph.agents) == (20_490, 2000, 20)
+
+
+def test_every_ratio_has_its_row() -> None:
+    measured: dict[str, Any] = {}
+    for key in ROWS:
+        name, _, inner = key.partition(".")
+        if inner:
+            measured.setdefault(name, {})[inner] = 1.5
+        else:
+            measured[name] = 1.5
+    assert table(measured).row_count == len(ROWS)
