@@ -28,6 +28,7 @@ EXACT_TO = 5  # members up to which 'auto' values every coalition's true model: 
 EXACT_LOGITS_TO = 10  # members up to which 'fast' looks at every coalition; beyond, at R permutations
 EXACT_LIMIT = 14  # members beyond which 'exact' is refused: 2^k evaluations, and sums that float64 no longer holds
 
+LOGITS_BLOCK = 250  # records for which all coalitions' logits are held at once
 CHECKED = 4  # coalitions in a check of 'fast'
 
 Values = NDArray[np.float64]
@@ -214,8 +215,11 @@ class Validation:
         k forward passes over Q instead of one for each coalition.
         """
         logits = torch.stack(self.workers.map(lambda x: self.network.logits(x, self.inputs), game.models))
-        counts = self.workers.map(lambda s: _hits(logits[members(s)].sum(0), self.labels), game.hits)
-        game.hits.update(zip(game.hits, counts, strict=True))
+        starts = range(0, len(self.labels), LOGITS_BLOCK)
+        blocks = [slice(start, start + LOGITS_BLOCK) for start in starts]
+        masks = list(game.hits)
+        counts = self.workers.map(lambda at: _hits_of_sums(logits[:, at], masks, self.labels[at]), blocks)
+        game.hits.update(zip(masks, torch.stack(counts).sum(0).tolist(), strict=True))
 
     def _hits_of_model(self, x: Tensor) -> int:
         return _hits(self.network.logits(x, self.inputs), self.labels)
@@ -240,6 +244,16 @@ class _Game:
     def values(self) -> list[int]:
         """The hits of every coalition, all evaluated."""
         return [n for n in self.hits.values() if n is not None]
+
+
+def _hits_of_sums(logits: Tensor, masks: Sequence[int], labels: Tensor) -> Tensor:
+    """Right answers of each coalition's summed logits: [k, n, classes] → [coalitions]."""
+    if not torch.isfinite(logits).all():  # a diverged member spoils the coalitions it is in, and no other
+        return torch.tensor([_hits(logits[members(mask)].sum(0), labels) for mask in masks])
+    k, n, classes = logits.shape
+    joined = torch.tensor([[mask >> j & 1 for j in range(k)] for mask in masks], dtype=logits.dtype)
+    sums = (joined.to(logits.device) @ logits.reshape(k, -1)).view(len(masks), n, classes)
+    return (sums.argmax(-1) == labels).sum(1).cpu()
 
 
 def _hits(logits: Tensor, labels: Tensor) -> int:

@@ -1,0 +1,63 @@
+"""fluke: FedAvg with all clients, or its gossip on a ring. python run_fluke.py ROUNDS fedavg|gossip"""
+
+import statistics
+import sys
+from collections import Counter
+
+import networkx
+from common import AGENTS, LEARNING_RATE, B, Stopwatch, answer, cnn, parts
+from fluke import DDict, FlukeENV
+from fluke.algorithms.decentralized import GossipDFL, Topology
+from fluke.algorithms.fedavg import FedAVG
+from fluke.data import DataSplitter, DummyDataContainer, FastDataLoader
+from fluke.utils import ClientObserver, FederationObserver
+
+
+class Observer(FederationObserver, ClientObserver):
+    """Stops the time of rounds and counts the local steps in them."""
+
+    def __init__(self) -> None:
+        self.stopwatch = Stopwatch()
+        self.steps: Counter[int] = Counter()
+
+    def end_fit(self, round: int, **_: object) -> None:
+        self.steps[round] += 1
+
+    def end_round(self, round: int) -> None:
+        self.stopwatch.round_ended()
+
+
+def federation(kind: str) -> FedAVG | GossipDFL:
+    loaders = [  # one batch per pass over the data: one local step
+        FastDataLoader(x, y, num_labels=10, batch_size=B, shuffle=True, single_batch=True) for x, y in parts()
+    ]
+    splitter = DataSplitter(DummyDataContainer(loaders, [None] * AGENTS, None, num_classes=10))
+    client = {
+        "batch_size": B,
+        "local_epochs": 1,
+        "loss": "CrossEntropyLoss",
+        "optimizer": {"name": "SGD", "lr": LEARNING_RATE},
+        "scheduler": {"name": "StepLR", "step_size": 1, "gamma": 1},
+    }
+    settings = DDict(model=cnn(), client=client, server={"weighted": False})
+    if kind == "fedavg":
+        return FedAVG(AGENTS, splitter, settings)
+    settings.client.update(policy="aggregate")
+    return GossipDFL(AGENTS, splitter, settings, topology=Topology(networkx.cycle_graph(AGENTS)))
+
+
+def main(rounds: int, kind: str) -> None:
+    FlukeENV().set_seed(0)
+    FlukeENV().set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)
+    algorithm = federation(kind)
+    observer = Observer()
+    algorithm.set_callbacks(observer)
+    algorithm.run(n_rounds=rounds + 1, eligible_perc=1.0)
+    trained = statistics.mean(observer.steps[t] for t in range(2, rounds + 2))
+    who = "all agents train" if trained == AGENTS else f"only {trained:.1f} of {AGENTS} agents train in a round"
+    how = "FedAvg through a server" if kind == "fedavg" else "gossip on a ring, each to one neighbour"
+    answer("fluke-fl", observer.stopwatch.seconds, f"{how}; {who}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
