@@ -110,7 +110,7 @@ class Undeclared(package.Algorithm):
     name: ClassVar[str] = "undeclared"
 
     def init(self, x0: Tensor) -> object:
-        from pdsl.algorithms.d_psgd import State
+        from pdsl.algorithms.states import Models as State
 
         return State(x0)
 

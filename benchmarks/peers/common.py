@@ -9,6 +9,7 @@ import os
 import resource
 import statistics
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -57,6 +58,24 @@ def cnn() -> nn.Sequential:
     )
 
 
+def declare_torchvision_operators() -> list[str]:
+    """Let torchvision be imported where its compiled operators do not fit this torch; notes on it, if so.
+
+    A CPU build of torch beside the torchvision of PyPI, built for CUDA, is such a case. Both peers import torchvision
+    at start; neither uses its operators for anything measured here.
+    """
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError as e:
+        if "operator torchvision::" not in str(e):
+            raise
+    else:
+        return []
+    for name in ("nms", "qnms"):
+        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return ["its torchvision does not fit this build of torch: imported without its operators, which nothing here uses"]
+
+
 class Stopwatch:
     """Seconds between the ends of rounds; the first round is the warm-up and is not counted."""
 
@@ -77,7 +96,9 @@ def peak_megabytes() -> float:
     return kilobytes / 1024
 
 
-def answer(package: str, seconds: list[float], what: str, threads: int | None = None) -> None:
+def answer(
+    package: str, seconds: list[float], what: str, threads: int | None = None, notes: Sequence[str] = ()
+) -> None:
     """Tell `peers.py`, on the last line of the output, what was measured."""
     row = {
         "version": version(package),
@@ -87,5 +108,6 @@ def answer(package: str, seconds: list[float], what: str, threads: int | None = 
         "rounds": len(seconds),
         "megabytes": peak_megabytes(),
         "what": what,
+        "notes": list(notes),
     }
     print("\n" + json.dumps(row), flush=True)

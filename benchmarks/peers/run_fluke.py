@@ -5,12 +5,15 @@ import sys
 from collections import Counter
 
 import networkx
-from common import AGENTS, LEARNING_RATE, B, Stopwatch, answer, cnn, parts
-from fluke import DDict, FlukeENV
-from fluke.algorithms.decentralized import GossipDFL, Topology
-from fluke.algorithms.fedavg import FedAVG
-from fluke.data import DataSplitter, DummyDataContainer, FastDataLoader
-from fluke.utils import ClientObserver, FederationObserver
+from common import AGENTS, LEARNING_RATE, B, Stopwatch, answer, cnn, declare_torchvision_operators, parts
+
+NOTES = declare_torchvision_operators()
+
+from fluke import DDict, FlukeENV  # noqa: E402
+from fluke.algorithms.decentralized import GossipDFL, Topology  # noqa: E402
+from fluke.algorithms.fedavg import FedAVG  # noqa: E402
+from fluke.data import DataSplitter, DummyDataContainer, FastDataLoader  # noqa: E402
+from fluke.utils import ClientObserver, FederationObserver  # noqa: E402
 
 
 class Observer(FederationObserver, ClientObserver):
@@ -56,7 +59,7 @@ def main(rounds: int, kind: str) -> None:
     trained = statistics.mean(observer.steps[t] for t in range(2, rounds + 2))
     who = "all agents train" if trained == AGENTS else f"only {trained:.1f} of {AGENTS} agents train in a round"
     how = "FedAvg through a server" if kind == "fedavg" else "gossip on a ring, each to one neighbour"
-    answer("fluke-fl", observer.stopwatch.seconds, f"{how}; {who}")
+    answer("fluke-fl", observer.stopwatch.seconds, f"{how}; {who}", notes=NOTES)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ Each agent gets its model's gradients on its neighbours' data and looks for a di
 """
 
 import math
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
@@ -15,6 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Facts, Round
+from pdsl.algorithms.states import ModelsAndMomenta as State
 from pdsl.graph import Graph
 from pdsl.privacy import Release
 
@@ -22,12 +22,6 @@ LEAST = 0.5  # every v_l: no neighbour is left out
 RIDGE = 1e-12  # relative to the largest number squared, so that the unit of the loss does not matter
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class State:
-    x: Tensor  # [m, d] models
-    u: Tensor  # [m, d] momenta
 
 
 class CGA(Algorithm):

@@ -1,18 +1,13 @@
 """D-PSGD: decentralised parallel stochastic gradient descent (Lian et al., NeurIPS 2017)."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Facts, Round
+from pdsl.algorithms.states import Models as State
 from pdsl.privacy import Release
-
-
-@dataclass(frozen=True)
-class State:
-    x: Tensor  # [m, d] models
 
 
 class DPSGD(Algorithm):

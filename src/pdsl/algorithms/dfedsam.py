@@ -6,8 +6,8 @@ from pydantic import Field
 from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Facts, Round
-from pdsl.algorithms.d_psgd import State
 from pdsl.algorithms.gossip import gossip
+from pdsl.algorithms.states import Models as State
 from pdsl.graph import Graph
 from pdsl.privacy import Release
 

@@ -1,6 +1,5 @@
 """DMSGD: decentralised SGD with momentum (Yu, Jin, Yang, ICML 2019)."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -8,14 +7,9 @@ from pydantic import Field
 from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Facts, Round
+from pdsl.algorithms.states import ModelsAndMomenta as State
 from pdsl.graph import Graph
 from pdsl.privacy import Release
-
-
-@dataclass(frozen=True)
-class State:
-    x: Tensor  # [m, d] models
-    u: Tensor  # [m, d] momenta
 
 
 class DMSGD(Algorithm):

@@ -1,6 +1,5 @@
 """NGC: neighbourhood gradient clustering (Aketi, Kodge, Roy, TMLR 2023)."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -8,15 +7,10 @@ from pydantic import Field
 from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Facts, Round
+from pdsl.algorithms.states import ModelsAndMomenta as State
 from pdsl.engine.base import weighted_sums
 from pdsl.graph import Graph
 from pdsl.privacy import Release
-
-
-@dataclass(frozen=True)
-class State:
-    x: Tensor  # [m, d] models
-    u: Tensor  # [m, d] momenta
 
 
 class NGC(Algorithm):

@@ -4,7 +4,6 @@ Line numbers are Algorithm 1's (the `end` of its inner loop is line 12); equatio
 Rows are agents [m, d] or edges [E, d]; an edge e has receiver i and sender j.
 """
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, Literal
 
@@ -14,17 +13,12 @@ from pydantic import Field
 from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Facts, Round
+from pdsl.algorithms.states import ModelsAndMomenta as State
 from pdsl.engine.base import weighted_sums
 from pdsl.graph import Graph
 from pdsl.privacy import Release
 from pdsl.settings import ShapleySettings
 from pdsl.shapley import check, shares
-
-
-@dataclass(frozen=True)
-class State:
-    x: Tensor  # [m, d] models
-    u: Tensor  # [m, d] momenta
 
 
 class PDSL(Algorithm):

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Facts, Round
-from pdsl.algorithms.dmsgd import State
+from pdsl.algorithms.states import ModelsAndMomenta as State
 from pdsl.privacy import Release
 
 

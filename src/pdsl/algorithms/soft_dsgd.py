@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Facts, Round
-from pdsl.algorithms.d_psgd import State
+from pdsl.algorithms.states import Models as State
 from pdsl.engine.base import weighted_sums
 from pdsl.privacy import Release
 
