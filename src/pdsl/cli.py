@@ -1,4 +1,4 @@
-"""The command line: pdsl run | config | algorithms | privacy | audit | bench | report | data.
+"""The command line: pdsl run | compare | config | algorithms | privacy | audit | bench | report | data.
 
 A command imports what only it needs when it runs.
 """
@@ -184,6 +184,45 @@ def algorithms(
 
 
 app.command("privacy")(calculator.command)
+
+
+@app.command(cls=WithSettings)
+def compare(
+    config: Annotated[
+        Path | None, typer.Argument(help="The task's settings as TOML; without it, the defaults.")
+    ] = None,
+    assignments: Assignments = [],  # noqa: B006
+    algorithms: Annotated[
+        str, typer.Option(help="Which, with commas between.")
+    ] = "pdsl,dp-dpsgd,muffliato,dp-cga,dp-net-fleet",
+    grid: Annotated[
+        str, typer.Option(help="Learning rates that each tries, chosen on the public set.")
+    ] = "0.25,0.5,1,2",
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each at its best learning rate.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="Folder; the same one goes on with what is missing.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Compare algorithms on one task under one budget, each with the learning rate that suits it."""
+    from pdsl.compare import Plan, carry_out, compared
+    from pdsl.compare.page import write_page
+    from pdsl.compare.shown import Countdown, rates, table
+    from pdsl.config import load
+
+    plan = Plan.of(load(config, assignments), algorithms.split(","), rates(grid), seeds)
+    task = f"{plan.base['data']['name']}-{plan.base['graph']['kind']}"
+    folder = out or Path("runs") / f"compare-{task}-{plan.key}"
+    try:
+        scores = carry_out(plan, folder, Countdown(_console(stderr=True)))
+    except KeyboardInterrupt:
+        print(f"pdsl: interrupted; the same command goes on with what is missing in {folder}", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
+    comparison = compared(plan, scores, folder)
+    page = write_page(comparison)
+    if as_json:
+        print(json.dumps(comparison.as_dict()))
+    else:
+        _console().print(table(comparison))
+        print(f"page: {page}")
 
 
 @app.command()

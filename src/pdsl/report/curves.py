@@ -39,7 +39,7 @@ def curves(
         return [(x, BOTTOM - (BOTTOM - TOP) * value / heights[-1]) for x, value in values]
 
     places = [(x(tick), tick) for tick in ticks_between(first, last)]
-    marks = [_axes([(BOTTOM - (BOTTOM - TOP) * v / heights[-1], form(v)) for v in heights], places)]
+    marks = [axes([(BOTTOM - (BOTTOM - TOP) * v / heights[-1], form(v)) for v in heights], places)]
     if band and (area := points(band[1]) + points(band[2])[::-1]):
         marks.append(element("path", d=path(area) + "z", class_="band"))
     for style, field in zip(STYLES, lines.values(), strict=False):
@@ -51,7 +51,7 @@ def curves(
     return _legend(lines, band) + drawing(WIDTH, HEIGHT, label, *marks)
 
 
-def _axes(heights: list[tuple[float, str]], places: list[tuple[float, int]]) -> str:
+def axes(heights: list[tuple[float, str]], places: list[tuple[float, int]]) -> str:
     marks = [element("path", d="".join(f"M{LEFT} {y:.1f}H{RIGHT}" for y, _ in heights), class_="grid")]
     marks += [words("text", text, x=LEFT - 8, y=y + 4, class_="end") for y, text in heights]
     marks += [words("text", str(tick), x=x, y=BOTTOM + 18, class_="middle") for x, tick in places]

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from pdsl.errors import PdslError
 from pdsl.report.curves import curves
+from pdsl.report.document import card, document, figure, write_aside
 from pdsl.report.graph import DETAILED, LINKS, graph
 from pdsl.report.heat import by_edge, heat_map
 from pdsl.report.holdings import holdings
@@ -11,37 +11,15 @@ from pdsl.report.markup import element, words
 from pdsl.report.numbers import duration, percent, plain, size
 from pdsl.report.reading import Fields, Run, read_run
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"  # nothing is ever loaded
-
 
 def write_report(run: Path) -> Path:
     """Write `report.html` into a run directory, aside and renamed; returns its path."""
-    html = page(read_run(run))
-    report, aside = run / "report.html", run / ".report.html.new"
-    try:
-        aside.write_text(html, encoding="utf-8")
-        aside.replace(report)
-    except OSError as error:
-        raise PdslError(f"cannot write {str(report)!r} ({error.strerror}); check who may write there") from error
-    return report
+    return write_aside(run / "report.html", page(read_run(run)))
 
 
 def page(run: Run) -> str:
-    css, script = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    head = [
-        '<meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<meta name="color-scheme" content="light dark">',
-        words("title", f"{run.name} · pdsl"),
-        f"<style>{css}</style>",
-    ]
-    body = [
-        element("header", words("h1", run.name), words("p", _verdict(run))),
-        element("main", _tiles(run), _privacy(run), _figures(run), _settings(run), _repeat(run)),
-        f'<div id="tip" hidden></div><script>{script}</script>',
-    ]
-    return f'<!doctype html>\n<html lang="en">{element("head", *head)}{element("body", *body)}</html>\n'
+    main = _tiles(run), _privacy(run), _figures(run), _settings(run), _repeat(run)
+    return document(run.name, _verdict(run), *main)
 
 
 def _outcome(run: Run) -> Fields:
@@ -72,26 +50,16 @@ def _tiles(run: Run) -> str:
     return element("dl", *(element("div", words("dt", label), words("dd", value)) for label, value in tiles.items()))
 
 
-def _card(title: str, *content: str) -> str:
-    return element("section", words("h2", title), *content)
-
-
-def _figure(title: str, caption: str, drawn: str) -> str:
-    return _card(title, element("figure", drawn, words("figcaption", caption)))
-
-
 def _privacy(run: Run) -> str:
     """The privacy statement and, beside it, what else the run noted at its end."""
     if run.summary is None:
-        return _card("Privacy", words("p", "The privacy of a run is stated when it has ended."))
+        return card("Privacy", words("p", "The privacy of a run is stated when it has ended."))
     numbers = {"ε": run.summary["epsilon"], "σ": run.summary["sigma"]}
     known = ", ".join(f"{name} = {plain(value)}" for name, value in numbers.items() if value is not None)
     said = words("p", run.summary["privacy"] or "Nothing is stated.") + words("p", known, class_="described")
     notes = [words("p", note) for note in run.summary["notes"]]
     return (
-        element("div", _card("Privacy", said), _card("Notes", *notes), class_="even")
-        if notes
-        else _card("Privacy", said)
+        element("div", card("Privacy", said), card("Notes", *notes), class_="even") if notes else card("Privacy", said)
     )
 
 
@@ -107,10 +75,10 @@ def _figures(run: Run) -> str:
     consensus = curves(run.rows, {"consensus distance": "consensus"}, plain)
     held = holdings(run.setup["labels"], run.summary["accuracy_per_agent"] if run.summary else [])
     left = [
-        _figure("Accuracy", "On test data, in the rounds that were evaluated.", accuracy),
-        _figure("Loss", "Mean over agents, on test data.", loss),
-        _figure("Consensus distance", "How far, on average, an agent's model lies from the mean of all.", consensus),
-        _figure("What each agent holds", "Records by class.", held),
+        figure("Accuracy", "On test data, in the rounds that were evaluated.", accuracy),
+        figure("Loss", "Mean over agents, on test data.", loss),
+        figure("Consensus distance", "How far, on average, an agent's model lies from the mean of all.", consensus),
+        figure("What each agent holds", "Records by class.", held),
     ]
     return element("div", element("div", *left), element("div", _graph(run), _values(run)), class_="columns")
 
@@ -128,13 +96,13 @@ def _graph(run: Run) -> str:
             f"An arrow is a message, wider with the {meaning}. Numbers, where there is room, are percent;"
             " inside a circle, under the agent's own, what it gives its own message."
         )
-    return _figure("Who listens to whom", caption, described + graph(run.setup["labels"], edges))
+    return figure("Who listens to whom", caption, described + graph(run.setup["labels"], edges))
 
 
 def _values(run: Run) -> str:
     title = "What each message was worth: Shapley value φ"
     if not any(row["phi"] for row in run.rows):
-        return _card(title, words("p", "The algorithm of this run does not value messages.", class_="none"))
+        return card(title, words("p", "The algorithm of this run does not value messages.", class_="none"))
     rows = (
         "A row is an edge, receiver ← sender" if by_edge(run) else "A row is a sending agent, its mean over receivers"
     )
@@ -142,7 +110,7 @@ def _values(run: Run) -> str:
         f"{rows}; a column is a round or the mean of several."
         " Blue messages raised the receiver's accuracy on the public set, orange ones (narrow bars) lowered it."
     )
-    return _figure(title, caption, heat_map(run))
+    return figure(title, caption, heat_map(run))
 
 
 def _settings(run: Run) -> str:
@@ -152,9 +120,9 @@ def _settings(run: Run) -> str:
     for name, settings in sections.items():
         rows = [element("tr", words("th", key, scope="row"), words("td", str(v))) for key, v in settings.items()]
         tables.append(element("table", words("caption", name), element("tbody", *rows)) if rows else "")
-    return _card("Settings", element("div", *tables, class_="settings"))
+    return card("Settings", element("div", *tables, class_="settings"))
 
 
 def _repeat(run: Run) -> str:
     said = f"In this directory. Seed {run.config.get('seed', 'not set')}, {plain(run.setup['parameters'])} parameters."
-    return _card("Repeat it", words("pre", "pdsl run config.toml"), words("p", said, class_="described"))
+    return card("Repeat it", words("pre", "pdsl run config.toml"), words("p", said, class_="described"))

@@ -1,0 +1,86 @@
+"""A comparison on the terminal: cells as they end, and the table."""
+
+import time
+
+from rich.console import Console
+from rich.table import Table
+
+from pdsl.compare.cells import Score
+from pdsl.compare.verdict import Comparison, Line
+from pdsl.errors import PdslError
+from pdsl.report.numbers import duration, plain, size
+
+HEADINGS = (
+    "algorithm",
+    "learning rate",
+    "accuracy",
+    "mean model",
+    "loss",
+    "rounds to level",
+    "sent",
+    "time",
+    "total ε",
+)
+
+
+def rates(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as e:
+        raise PdslError(f"--grid {text}: not numbers with commas between, like 0.5,1,2") from e
+
+
+class Countdown:
+    """A line for every cell that ends, with the time left."""
+
+    def __init__(self, console: Console):
+        self._console = console
+        self._start = time.monotonic()
+        self._before: int | None = None  # cells that had been done by an earlier call
+
+    def __call__(self, score: Score, done: int, total: int) -> None:
+        spent = time.monotonic() - self._start
+        if self._before is None:
+            self._before = done - 1
+        left = spent / max(1, done - self._before) * (total - done)
+        how = (
+            f"failed: {score.failed}" if score.failed else f"accuracy {score.accuracy:.4f}, on Q {score.on_public:.4f}"
+        )
+        self._console.print(f"[{done}/{total}] {score.cell.name}  {how}  about {left:.0f} s left", soft_wrap=True)
+
+
+def cells(line: Line, level: float) -> list[str]:
+    """A line of the table as text, in the order of HEADINGS."""
+    if line.accuracy is None:
+        return [line.algorithm, "—", "failed", *["—"] * (len(HEADINGS) - 3)]
+    spread = "" if line.deviation is None else f" ± {line.deviation:.4f}"
+    return [
+        line.algorithm,
+        plain(line.learning_rate),
+        f"{line.accuracy:.4f}{spread}",
+        f"{line.accuracy_of_mean:.4f}",
+        plain(line.loss),
+        plain(line.rounds_to_level),
+        size(line.bytes or 0),
+        duration(line.seconds),
+        "no noise" if line.epsilon is None else f"{line.epsilon:.4g}",
+    ]
+
+
+def caption(comparison: Comparison) -> str:
+    p = comparison.plan
+    return (
+        f"Accuracy: mean over agents and {len(p.seeds)} seeds ± deviation. Learning rate: the best of"
+        f" {', '.join(f'{rate:g}' for rate in p.grid)} on the public set, tried on seed {p.seeds[0]}. Level:"
+        f" {comparison.level:.3f}. ε is that of one run: on data that matter, every trial would spend its own."
+    )
+
+
+def table(comparison: Comparison) -> Table:
+    shown = Table(*HEADINGS, box=None, header_style="bold", caption=caption(comparison), caption_justify="left")
+    for line in comparison.lines:
+        shown.add_row(*cells(line, comparison.level))
+    for line in comparison.lines:
+        for reason in line.failed:
+            shown.add_row("failed", reason)
+    return shown

@@ -1,0 +1,100 @@
+"""What a comparison came to: a row per algorithm, best first."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from pdsl.compare.carry_out import best_rate
+from pdsl.compare.cells import Score
+from pdsl.compare.plan import Plan
+
+LEVEL = 0.95  # of the best algorithm's accuracy is the level whose first round is reported
+
+
+@dataclass(frozen=True)
+class Line:
+    """One algorithm: means over its seeds, and the deviation of the accuracy."""
+
+    algorithm: str
+    learning_rate: float | None
+    runs: int
+    accuracy: float | None
+    deviation: float | None
+    accuracy_of_mean: float | None
+    loss: float | None
+    rounds_to_level: float | None  # mean over the seeds that got there; None if none did
+    bytes: float | None
+    seconds: float | None
+    epsilon: float | None  # the largest
+    failed: tuple[str, ...]  # cells that failed, and why
+
+
+@dataclass(frozen=True)
+class Comparison:
+    lines: list[Line]
+    level: float  # the accuracy that rounds_to_level is about
+    folder: Path
+    plan: Plan
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "algorithms": [asdict(line) for line in self.lines],
+            "level": self.level,
+            "grid": self.plan.grid,
+            "seeds": self.plan.seeds,
+            "out": str(self.folder),
+        }
+
+
+def compared(plan: Plan, scores: Sequence[Score], folder: Path) -> Comparison:
+    of = {score.cell: score for score in scores}
+    finals: dict[str, list[Score]] = {}
+    rates: dict[str, float | None] = {}
+    for name in plan.algorithms:
+        rate = rates[name] = best_rate(plan, name, of)
+        finals[name] = [] if rate is None else [of[cell] for cell in plan.finals(name, rate)]
+    best = max((s.accuracy for found in finals.values() for s in found if s.failed is None), default=0.0)
+    level = LEVEL * best
+    lines = [_line(name, rates[name], finals[name], scores, level, folder) for name in plan.algorithms]
+    return Comparison(sorted(lines, key=lambda line: -(line.accuracy or 0.0)), level, folder, plan)
+
+
+def _line(
+    name: str, rate: float | None, finals: list[Score], scores: Sequence[Score], level: float, folder: Path
+) -> Line:
+    good = [score for score in finals if score.failed is None]
+    failed = tuple(f"{s.cell.name}: {s.failed}" for s in scores if s.cell.algorithm == name and s.failed is not None)
+    accuracies = [score.accuracy for score in good]
+    reached = [t for score in good if (t := first_round_at(folder / score.cell.name, level)) is not None]
+    epsilons = [score.epsilon for score in good if score.epsilon is not None]
+    return Line(
+        algorithm=name,
+        learning_rate=rate,
+        runs=len(good),
+        accuracy=_mean(accuracies),
+        deviation=stdev(accuracies) if len(accuracies) > 1 else None,
+        accuracy_of_mean=_mean([score.accuracy_of_mean for score in good]),
+        loss=_mean([score.loss for score in good if score.loss is not None]),
+        rounds_to_level=_mean(reached),
+        bytes=_mean([score.bytes for score in good]),
+        seconds=_mean([score.seconds for score in good]),
+        epsilon=max(epsilons, default=None),
+        failed=failed,
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def first_round_at(run: Path, level: float) -> int | None:
+    """The first round in which the agents' mean accuracy was at least `level`."""
+    with (run / "rows.jsonl").open(encoding="utf-8") as lines:
+        for line in lines:
+            row = json.loads(line)
+            if row.get("accuracy", 0.0) >= level:
+                return int(row["round"])
+    return None

@@ -1,0 +1,99 @@
+"""`pdsl compare`: one task, one budget, the same trials for all; interrupted, it goes on with what is missing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdsl.compare import Plan, carry_out, compared
+from pdsl.compare.cells import SCORE, Score
+from pdsl.compare.page import write_page
+from pdsl.compare.plan import Cell
+from pdsl.config import validated
+from tests.commands import PATIENCE, pdsl, settings, started, wait_for
+
+TASK: dict[str, Any] = {
+    "rounds": 4,
+    "graph": {"kind": "ring", "agents": 4},
+    "data": {"validation": 40},
+    "batch": {"size": 16},
+    "privacy": {"target_epsilon": 8.0},
+}
+ASKED = settings("rounds=4", "graph.agents=4", "data.validation=40", "batch.size=16")
+
+
+def plan(algorithms: tuple[str, ...] = ("d-psgd", "muffliato"), grid: tuple[float, ...] = (0.5, 1.0)) -> Plan:
+    return Plan.of(validated(TASK, "test"), algorithms, grid, seeds=2)
+
+
+class Heard(list[Score]):
+    def __call__(self, score: Score, done: int, total: int) -> None:
+        self.append(score)
+        assert done == len(self)
+
+
+def test_everyone_has_the_same_trials_and_the_best_on_the_public_set_counts(tmp_path: Path) -> None:
+    heard = Heard()
+    scores = carry_out(plan(), tmp_path / "c", heard)
+    assert len(scores) == len(heard) == plan().total == 6
+    comparison = compared(plan(), scores, tmp_path / "c")
+    of = {score.cell: score for score in scores}
+    for line in comparison.lines:
+        trials = [of[Cell(line.algorithm, rate, 0)] for rate in (0.5, 1.0)]
+        assert line.learning_rate == max(trials, key=lambda s: s.on_public).cell.learning_rate
+        finals = [of[Cell(line.algorithm, line.learning_rate, seed)] for seed in (0, 1)]
+        assert line.accuracy == pytest.approx(sum(s.accuracy for s in finals) / 2)
+        assert line.runs == 2
+        assert line.deviation is not None
+        assert line.epsilon is not None
+        assert 0.97 * 8 <= line.epsilon <= 8
+    assert comparison.lines[0].accuracy == max(line.accuracy or 0 for line in comparison.lines)
+
+    page = write_page(comparison).read_text(encoding="utf-8")
+    assert all(name in page for name in ("d-psgd", "muffliato", "Accuracy over rounds"))
+
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("rows.jsonl")}
+    again = carry_out(plan(), tmp_path / "c", Heard())
+    assert sorted(again, key=lambda s: s.cell.name) == sorted(scores, key=lambda s: s.cell.name)
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("rows.jsonl")}
+
+    with pytest.raises(Exception, match="holds another comparison"):
+        carry_out(plan(grid=(0.5,)), tmp_path / "c", Heard())
+
+
+def test_a_cell_that_fails_is_reported_and_stops_nobody(tmp_path: Path) -> None:
+    wild = plan(("d-psgd", "gradient-tracking"), grid=(0.5, 1e39))
+    comparison = compared(wild, carry_out(wild, tmp_path / "c", Heard()), tmp_path / "c")
+    for line in comparison.lines:
+        assert line.learning_rate == 0.5
+        assert line.runs == 2
+        assert len(line.failed) == 1
+        assert "diverged" in line.failed[0]
+
+
+def test_killed_and_started_again_it_ends_the_same(tmp_path: Path) -> None:
+    command = ("compare", *ASKED, "--algorithms", "d-psgd,dmsgd", "--grid", "0.5,1", "--seeds", 1, "--json")
+    whole = pdsl(*command, "--out", tmp_path / "whole")
+    assert whole.code == 0, whole.err
+    process = started(*command, "--out", tmp_path / "cut")
+    wait_for(lambda: bool(list((tmp_path / "cut").rglob(SCORE))))
+    process.kill()
+    process.join(PATIENCE)
+    again = pdsl(*command, "--out", tmp_path / "cut")
+    assert again.code == 0, again.err
+
+    def without_time(text: str) -> Any:
+        found = json.loads(text)
+        return [{k: v for k, v in line.items() if k != "seconds"} for line in found["algorithms"]]
+
+    assert without_time(again.out) == without_time(whole.out)
+
+
+def test_mistakes_are_refused(tmp_path: Path) -> None:
+    pdsl("compare", "--algorithms", "pdsl,fedavg").refused("no algorithm 'fedavg'")
+    pdsl("compare", "--algorithms", "pdsl,pdsl").refused("each algorithm once")
+    pdsl("compare", "--grid", "0.5,fast").refused("--grid 0.5,fast")
+    pdsl("compare", "--grid", "0").refused("above 0")
+    (tmp_path / "mine").write_text("")
+    pdsl("compare", "--out", tmp_path).refused("not empty")
