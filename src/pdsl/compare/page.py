@@ -23,7 +23,11 @@ def write_page(comparison: Comparison) -> Path:
         for line in comparison.lines
         if line.learning_rate is not None
     }
-    chart = figure("Accuracy over rounds", "Mean over agents, first seed, on test data.", lines(curves))
+    chart = figure(
+        "Accuracy over rounds",
+        "Mean over agents, first seed, on test data.",
+        element("div", lines(curves), class_="chart"),
+    )
     reasons = [words("p", reason) for line in comparison.lines for reason in line.failed]
     main = [_table(comparison), chart, *([card("Failed", *reasons)] if reasons else [])]
     return write_aside(comparison.folder / "compare.html", document(title, verdict, *main))

@@ -12,11 +12,11 @@ from pdsl.report.numbers import duration, plain, size
 
 HEADINGS = (
     "algorithm",
-    "learning rate",
+    "rate",
     "accuracy",
     "mean model",
     "loss",
-    "rounds to level",
+    "to level",
     "sent",
     "time",
     "total ε",

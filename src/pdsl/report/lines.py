@@ -6,7 +6,7 @@ from pdsl.report.curves import BOTTOM, HEIGHT, LEFT, POINTS, TOP, WIDTH, axes
 from pdsl.report.markup import drawing, element, path, words
 from pdsl.report.numbers import chunks, percent, ticks_between, ticks_to
 
-RIGHT = 420  # names stand to the right of it
+RIGHT = 370  # names stand to the right of it
 DASHES = ("", "7 4", "2 4", "10 3 2 3", "4 2")
 APART = 14  # least distance of two names
 
@@ -32,19 +32,25 @@ def lines(series: Mapping[str, Points]) -> str:
     marks = [axes(grid, [(place(t, 0)[0], t) for t in ticks_between(first, last)])]
     labels = []
     for n, (name, points) in enumerate(series.items()):
-        shape = path([place(t, value) for t, value in points])
-        style = {"stroke_dasharray": DASHES[n % len(DASHES)]} if DASHES[n % len(DASHES)] else {}
-        drawn = element("path", d=shape, class_=f"line own k{n % 10}", **style)
-        marks.append(element("g", drawn, data_tip=f"{name}\n{percent(points[-1][1])} after round {points[-1][0]}"))
-        labels.append((place(*points[-1])[1], name))
-    marks += [words("text", name, x=RIGHT + 8, y=y + 4) for y, name in _spread(labels)]
+        line = _line(n, path([place(t, value) for t, value in points]))
+        marks.append(element("g", line, data_tip=f"{name}\n{percent(points[-1][1])} after round {points[-1][0]}"))
+        labels.append((place(*points[-1])[1], n, name))
+    for y, n, name in _spread(labels):
+        marks += [_line(n, f"M{RIGHT + 8} {y:.1f}h22"), words("text", name, x=RIGHT + 36, y=y + 4)]
     return drawing(WIDTH, HEIGHT, f"accuracy of {', '.join(series)} over rounds {first} to {last}", *marks)
 
 
-def _spread(labels: list[tuple[float, str]]) -> list[tuple[float, str]]:
+def _line(n: int, shape: str) -> str:
+    """The nth line's colour and dashes."""
+    dashes = DASHES[n % len(DASHES)]
+    style = {"stroke_dasharray": dashes} if dashes else {}
+    return element("path", d=shape, class_=f"line own k{n % 10}", **style)
+
+
+def _spread(labels: list[tuple[float, int, str]]) -> list[tuple[float, int, str]]:
     """Names moved up or down so that none covers another."""
-    placed: list[tuple[float, str]] = []
-    for y, name in sorted(labels):
-        placed.append((max(y, placed[-1][0] + APART) if placed else y, name))
+    placed: list[tuple[float, int, str]] = []
+    for y, n, name in sorted(labels):
+        placed.append((max(y, placed[-1][0] + APART) if placed else y, n, name))
     excess = max(0.0, placed[-1][0] - BOTTOM)
-    return [(y - excess, name) for y, name in placed]
+    return [(y - excess, n, name) for y, n, name in placed]
