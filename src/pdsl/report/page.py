@@ -80,7 +80,17 @@ def _figures(run: Run) -> str:
         figure("Consensus distance", "How far, on average, an agent's model lies from the mean of all.", consensus),
         figure("What each agent holds", "Records by class.", held),
     ]
+    if any(row["epsilon"] is not None for row in run.rows):
+        left.insert(2, _spent(run))
     return element("div", element("div", *left), element("div", _graph(run), _values(run)), class_="columns")
+
+
+def _spent(run: Run) -> str:
+    """ε after each round and, where a total was asked for, the budget above it."""
+    budget = run.config.get("privacy", {}).get("target_epsilon")
+    rows = [{**row, "budget": budget} for row in run.rows]
+    lines = {"ε spent": "epsilon"} | ({} if budget is None else {"budget": "budget"})
+    return figure("ε spent", "Total so far of the agent that has spent most.", curves(rows, lines, plain))
 
 
 def _graph(run: Run) -> str:

@@ -14,7 +14,7 @@ from pdsl.errors import PdslError
 Fields = dict[str, Any]
 T = TypeVar("T")
 
-MEASURED = ("consensus", "bytes", "accuracy", "accuracy_min", "accuracy_max", "accuracy_of_mean", "loss")
+MEASURED = ("consensus", "bytes", "epsilon", "accuracy", "accuracy_min", "accuracy_max", "accuracy_of_mean", "loss")
 SUMMARISED = ("accuracy", "accuracy_of_mean", "loss", "seconds", "epsilon", "sigma")
 
 
