@@ -1,16 +1,16 @@
-"""What all contestants share: MNIST, the network, the stopwatch and the answer to `peers.py`.
+"""What all contestants share: their data, the network, the stopwatch and the answer to `peers.py`.
 
-Runs in every contestant's own environment, so it takes no more than torch and numpy.
+Runs in every contestant's own environment, so it takes no more than torch and numpy. Linux only: memory is in /proc.
 """
 
-import gzip
 import json
 import os
-import resource
+import re
 import statistics
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -22,26 +22,11 @@ B = 250
 LEARNING_RATE = 0.1
 
 
-def mnist() -> tuple[Tensor, Tensor]:
-    """The 60,000 training images [n, 1, 28, 28] and their labels, scaled as pdsl does it."""
-    folder = Path(os.environ["PDSL_DATA"]) / "MNIST" / "raw"
-
-    def array(name: str) -> np.ndarray:
-        content = gzip.decompress((folder / name).read_bytes())
-        start = 4 + 4 * content[3]
-        shape = np.frombuffer(content[4:start], dtype=">u4").tolist()
-        return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
-
-    images = torch.from_numpy(array("train-images-idx3-ubyte.gz").astype(np.float32))[:, None]
-    labels = torch.from_numpy(array("train-labels-idx1-ubyte.gz").astype(np.int64))
-    return images.div_(255).div_(0.3081), labels
-
-
 def parts() -> list[tuple[Tensor, Tensor]]:
-    """An equal share of the images for every agent, at random."""
-    x, y = mnist()
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
-    return [(x[part].contiguous(), y[part]) for part in order.chunk(AGENTS)]
+    """The MNIST images [n, 1, 28, 28] and labels [n] of every agent, as `peers.py` has dealt them."""
+    folder = Path(os.environ["PEERS_DATA"])
+    x, y = (torch.from_numpy(np.load(folder / f"{name}.npy")) for name in "xy")
+    return list(zip(x, y, strict=True))
 
 
 def cnn() -> nn.Sequential:
@@ -58,56 +43,62 @@ def cnn() -> nn.Sequential:
     )
 
 
-def declare_torchvision_operators() -> list[str]:
-    """Let torchvision be imported where its compiled operators do not fit this torch; notes on it, if so.
-
-    A CPU build of torch beside the torchvision of PyPI, built for CUDA, is such a case. Both peers import torchvision
-    at start; neither uses its operators for anything measured here.
-    """
-    try:
-        import torchvision  # noqa: F401
-    except RuntimeError as e:
-        if "operator torchvision::" not in str(e):
-            raise
-    else:
-        return []
-    for name in ("nms", "qnms"):
-        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return ["its torchvision does not fit this build of torch: imported without its operators, which nothing here uses"]
+def local_step(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    """One step of SGD on B of the agent's images."""
+    chosen = torch.randperm(len(y))[:B]
+    model.zero_grad()
+    nn.functional.cross_entropy(model(x[chosen]), y[chosen]).backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= LEARNING_RATE * p.grad
 
 
 class Stopwatch:
-    """Seconds between the ends of rounds; the first round is the warm-up and is not counted."""
+    """Time between the ends of rounds, by the clock and of the CPU; the first round is the warm-up and not counted."""
 
     def __init__(self) -> None:
-        self.ends = [time.perf_counter()]
+        self.ends: list[tuple[float, float]] = []
 
     def round_ended(self) -> None:
-        self.ends.append(time.perf_counter())
+        self.ends.append((time.perf_counter(), time.process_time()))
 
-    @property
-    def seconds(self) -> list[float]:
-        return [after - before for before, after in zip(self.ends[1:], self.ends[2:], strict=False)]
+    def seconds(self) -> tuple[list[float], list[float]]:
+        """Of every round that counts: (by the clock, of the CPU, which waiting does not use)."""
+        clock, cpu = (list(column) for column in zip(*self.ends, strict=True))
+        return _differences(clock), _differences(cpu)
+
+
+def _differences(times: list[float]) -> list[float]:
+    return [after - before for before, after in pairwise(times)]
 
 
 def peak_megabytes() -> float:
-    """The most memory this process has held, plus the most that any one of its ended children has."""
-    kilobytes = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return kilobytes / 1024
+    """The most memory this process has held. Not ru_maxrss, which starts at what the parent held when it forked.
+
+    No contestant, as it is run here, works in child processes.
+    """
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))
+    assert found
+    return int(found[1]) / 1024
 
 
-def answer(
-    package: str, seconds: list[float], what: str, threads: int | None = None, notes: Sequence[str] = ()
-) -> None:
+def answer(package: str, stopwatch: Stopwatch, threads: str, what: str, notes: Sequence[str] = ()) -> None:
     """Tell `peers.py`, on the last line of the output, what was measured."""
+    clock, cpu = stopwatch.seconds()
     row = {
         "version": version(package),
         "torch": torch.__version__,
-        "threads": threads or torch.get_num_threads(),
-        "seconds": statistics.median(seconds),
-        "rounds": len(seconds),
+        "threads": threads,
+        "seconds": statistics.median(clock),
+        "cpu_seconds": statistics.median(cpu),
+        "all_seconds": clock,
         "megabytes": peak_megabytes(),
         "what": what,
         "notes": list(notes),
     }
     print("\n" + json.dumps(row), flush=True)
+
+
+def who_trained(steps: float) -> str:
+    """In words: the agents that took a step, on average over rounds."""
+    return "all agents train" if steps == AGENTS else f"only {steps:.1f} of {AGENTS} agents train in a round"

@@ -1,4 +1,4 @@
-"""pdsl: D-PSGD on a ring, without noise. python ours.py ROUNDS CLIPPING"""
+"""pdsl: D-PSGD on a ring, without noise. python ours.py ROUNDS CLIPPING [WORKERS]"""
 
 import os
 import sys
@@ -9,8 +9,7 @@ from pdsl.config import load
 from pdsl.train import prepare, rounds
 
 
-def main(count: int, clipping: str) -> None:
-    threads = os.environ.get("OMP_NUM_THREADS", "")
+def main(count: int, clipping: str, workers: str = "") -> None:
     settings = {
         "rounds": count + 1,
         "evaluate_every": 10**9,
@@ -25,16 +24,15 @@ def main(count: int, clipping: str) -> None:
         "algorithm.learning_rate": LEARNING_RATE,
         "privacy.mode": "none",
         "privacy.clipping": clipping,
-        "engine.workers": threads,  # empty: as many as pdsl takes by itself
+        "engine.workers": workers,  # empty: the default
     }
     experiment = prepare(load(None, [f"{name}={value}" for name, value in settings.items()]))
     stopwatch = Stopwatch()
     for _ in rounds(experiment):
         stopwatch.round_ended()
-    clipped = "each image's gradient" if clipping == "per-sample" else "the batch's gradient"
-    what = f"D-PSGD on a ring, {B} of {len(experiment.parts[0]):,} images each, {clipped} clipped"
-    answer("pdsl", stopwatch.seconds, what, int(threads or os.cpu_count() or 1))
+    clipped = "each image's gradient clipped" if clipping == "per-sample" else "each batch's gradient clipped"
+    answer("pdsl", stopwatch, f"{workers or os.cpu_count()}×1", f"D-PSGD on a ring, {clipped}")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), *sys.argv[2:])

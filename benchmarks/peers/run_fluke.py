@@ -5,7 +5,27 @@ import sys
 from collections import Counter
 
 import networkx
-from common import AGENTS, LEARNING_RATE, B, Stopwatch, answer, cnn, declare_torchvision_operators, parts
+import torch
+from common import AGENTS, LEARNING_RATE, B, Stopwatch, answer, cnn, parts, who_trained
+
+
+def declare_torchvision_operators() -> list[str]:
+    """Let torchvision be imported where its compiled operators do not fit this torch; a note on it, if so.
+
+    A CPU build of torch beside the torchvision of PyPI, which is built for CUDA, is such a case. fluke imports
+    torchvision at start and uses no operator of it for what is measured here.
+    """
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError as e:
+        if "operator torchvision::" not in str(e):
+            raise
+    else:
+        return []
+    for name in ("nms", "qnms"):
+        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return ["its torchvision does not fit this build of torch: imported without its operators, which nothing here uses"]
+
 
 NOTES = declare_torchvision_operators()
 
@@ -56,10 +76,9 @@ def main(rounds: int, kind: str) -> None:
     observer = Observer()
     algorithm.set_callbacks(observer)
     algorithm.run(n_rounds=rounds + 1, eligible_perc=1.0)
-    trained = statistics.mean(observer.steps[t] for t in range(2, rounds + 2))
-    who = "all agents train" if trained == AGENTS else f"only {trained:.1f} of {AGENTS} agents train in a round"
-    how = "FedAvg through a server" if kind == "fedavg" else "gossip on a ring, each to one neighbour"
-    answer("fluke-fl", observer.stopwatch.seconds, f"{how}; {who}", notes=NOTES)
+    trained = who_trained(statistics.mean(observer.steps[t] for t in range(2, rounds + 2)))
+    how = "FedAvg through a server" if kind == "fedavg" else "its gossip on a ring, each to one random neighbour"
+    answer("fluke-fl", observer.stopwatch, str(torch.get_num_threads()), f"{how}; {trained}", NOTES)
 
 
 if __name__ == "__main__":
