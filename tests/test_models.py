@@ -149,7 +149,14 @@ def test_accuracy_is_the_share_of_right_answers() -> None:
 # Initialisation
 
 
-@pytest.mark.parametrize("name", MODELS)
+def test_the_last_layer_starts_at_zero() -> None:
+    for name in MODELS:
+        network = Network(built(name, CIFAR))
+        images = torch.randn(3, *CIFAR)
+        assert torch.equal(network.logits(network.start(), images), torch.zeros(3, 10))
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "softmax"])  # which is its last layer
 def test_a_seed_gives_the_same_model_and_another_another(name: str) -> None:
     first, again, other = (parameters_to_vector(built(name, CIFAR, seed=s).parameters()) for s in (3, 3, 4))
     assert torch.equal(first, again)

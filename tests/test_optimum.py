@@ -59,7 +59,7 @@ def test_the_optimum_is_nobodys_own() -> None:
         (GradientTracking(learning_rate=0.1), 200),
         (MomentumTracking(), 300),
         (MomentumTracking(learning_rate=0.05), 200),
-        (GUT(scaling=1.0, averaging=0.5), 120),
+        (GUT(learning_rate=0.5), 120),
         (GUT(learning_rate=0.25, scaling=1.0, averaging=0.5), 120),
         (NetFleet(learning_rate=0.1, local_steps=2), 220),
         (NetFleet(learning_rate=0.05, local_steps=3), 220),

@@ -18,13 +18,13 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn.functional import cross_entropy, one_hot, unfold
+from torch.nn.functional import cross_entropy, one_hot, pad
 
 from pdsl.data.batches import Batches
 from pdsl.models import Network, channels_last
 from pdsl.parallel import Workers
 
-GRADIENT_BLOCK = 50  # records per backward pass of per-sample clipping; bounds memory and fits the cache
+GRADIENT_BLOCK = 125  # records per backward pass of per-sample clipping; bounds memory and fits the cache
 VMAP_LOCK = threading.Lock()  # torch.func's transforms are not safe to use from two threads at once
 
 
@@ -147,17 +147,38 @@ def _by_parameter(layer: nn.Module, a: Tensor, delta: Tensor) -> list[_PerRecord
     if isinstance(layer, nn.Linear) and a.ndim == 2:
         weight = _outer(layer.weight, delta, a)
         bias = delta
-    else:
-        if isinstance(layer, nn.Conv2d):
-            assert not isinstance(layer.padding, str)
-            columns = unfold(a, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
-            delta = delta.reshape(n, delta.shape[1], -1)
-        else:  # a linear layer over a sequence: positions play the part of pixels
-            columns = a.reshape(n, -1, a.shape[-1]).transpose(1, 2)
-            delta = delta.reshape(n, -1, delta.shape[-1]).transpose(1, 2)
-        weight = _rows(cast(Tensor, layer.weight), torch.bmm(delta, columns.transpose(1, 2)).reshape(n, -1))
-        bias = delta.sum(2)
+    elif isinstance(layer, nn.Conv2d):
+        delta = delta.permute(0, 2, 3, 1).reshape(n, -1, delta.shape[1])  # [n, pixels, out]
+        weight = _by_windows(layer, torch.bmm(delta.transpose(1, 2), _windows(layer, a)))
+        bias = delta.sum(1)
+    else:  # a linear layer over a sequence: positions play the part of pixels
+        delta = delta.reshape(n, -1, delta.shape[-1])
+        positions = a.reshape(n, -1, a.shape[-1])
+        weight = _rows(cast(Tensor, layer.weight), torch.bmm(delta.transpose(1, 2), positions).reshape(n, -1))
+        bias = delta.sum(1)
     return [weight] if layer.bias is None else [weight, _rows(cast(Tensor, layer.bias), bias)]
+
+
+def _windows(layer: nn.Conv2d, a: Tensor) -> Tensor:
+    """What the kernel sees at each pixel, channels innermost as they lie in memory: [n, pixels, k·k·channels]."""
+    assert not isinstance(layer.padding, str)
+    above, beside = layer.padding
+    seen = pad(a, (beside, beside, above, above)).permute(0, 2, 3, 1)
+    for dim, k, stride, apart in zip((1, 2), layer.kernel_size, layer.stride, layer.dilation, strict=True):
+        seen = seen.unfold(dim, (k - 1) * apart + 1, stride)[..., ::apart]
+    # [n, rows, columns, channels, k, k]
+    return seen.permute(0, 1, 2, 4, 5, 3).reshape(len(a), seen.shape[1] * seen.shape[2], -1)
+
+
+def _by_windows(layer: nn.Conv2d, g: Tensor) -> _PerRecord:
+    """Gradients [n, out, k·k·channels] of a kernel, brought into its own order only when they have been summed."""
+    out, channels, height, width = layer.weight.shape
+    rows = g.reshape(len(g), -1)
+
+    def total(factors: Tensor) -> Tensor:
+        return (factors @ rows).view(out, height, width, channels).permute(0, 3, 1, 2)
+
+    return _PerRecord(layer.weight, rows.double().square().sum(1), total)
 
 
 def clipped_sum_by_vmap(network: Network, x: Tensor, inputs: Tensor, labels: Tensor, C: float) -> Tensor:
@@ -230,11 +251,12 @@ def _only_plain_layers(network: Network) -> bool:
     """Every parameter is a linear layer's or an ordinary convolution's, and belongs to one layer only."""
     layers = [m for m in network.module.modules() if _has_own_parameters(m)]
     owned = sum(p.numel() for m in layers for p in m.parameters(recurse=False))
-    return owned == network.d and all(
-        type(m) is nn.Linear
-        or (type(m) is nn.Conv2d and m.groups == 1 and m.padding_mode == "zeros" and not isinstance(m.padding, str))
-        for m in layers
-    )
+    return owned == network.d and all(type(m) is nn.Linear or (type(m) is nn.Conv2d and _is_plain(m)) for m in layers)
+
+
+def _is_plain(m: nn.Conv2d) -> bool:
+    zeros_around = m.padding_mode == "zeros" and not isinstance(m.padding, str)
+    return zeros_around and m.groups == 1
 
 
 @dataclass(frozen=True)

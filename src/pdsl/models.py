@@ -24,10 +24,18 @@ EVALUATION_BLOCK = 50  # records per forward pass: the activations of a small CN
 
 
 class MaxPool(nn.Module):
-    """2×2 max pooling, channels last: the same numbers as nn.MaxPool2d(2), many times faster on a CPU."""
+    """2×2 max pooling, channels last: the same numbers as nn.MaxPool2d(2), many times faster on a CPU.
+
+    Where no gradient will be asked for, nobody needs to know which of the four was the largest.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.max_pool2d(x.contiguous(memory_format=torch.channels_last), 2)
+        x = x.contiguous(memory_format=torch.channels_last)
+        if torch.is_grad_enabled():
+            return nn.functional.max_pool2d(x, 2)
+        x = x[:, :, : x.shape[2] // 2 * 2, : x.shape[3] // 2 * 2]
+        rows = torch.maximum(x[:, :, ::2], x[:, :, 1::2])
+        return torch.maximum(rows[:, :, :, ::2], rows[:, :, :, 1::2])
 
 
 class RMSNorm(nn.Module):

@@ -1,8 +1,8 @@
 """What a round costs when Algorithms 1 and 2 are carried out as they stand, in plain torch.
 
 Every coalition is valued whenever it comes up, by its own model on all of Q in one batch; every pair of agents has its
-gradient computed. One evaluation and one gradient are timed, with all of torch's threads; the round's time is their
-count times that, and nothing else is charged to it.
+gradient computed. One evaluation and one gradient are timed; the round's time is their count times that, and nothing
+else is charged to it.
 """
 
 from dataclasses import dataclass
