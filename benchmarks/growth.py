@@ -6,6 +6,7 @@ Each size runs ten rounds in a process of its own: median time per agent and rou
 """
 
 import json
+import math
 import resource
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from pdsl.bench.measure import mnist
+from pdsl.bench.measure import small_ring
 from pdsl.report.markup import drawing, element, path, words
 from pdsl.train import rounds
 
@@ -22,15 +23,7 @@ ROUNDS = 10
 
 
 def one(agents: int) -> dict[str, float]:
-    e = mnist(
-        "ring",
-        agents,
-        rounds=ROUNDS,
-        evaluate_every=1000,
-        batch={"size": 32},
-        partition={"kind": "iid"},
-        shapley={"estimator": "exact", "sample": 50},
-    )
+    e = small_ring(agents, rounds=ROUNDS, evaluate_every=1000)
     times, start = [], time.perf_counter()
     for _ in rounds(e):
         times.append(time.perf_counter() - start)
@@ -41,8 +34,6 @@ def one(agents: int) -> dict[str, float]:
 
 def picture(found: list[dict[str, float]]) -> str:
     """Time per agent over the number of agents, the latter in powers of ten."""
-    import math
-
     top = 1.25 * max(f["ms_per_agent"] for f in found)
 
     def place(f: dict[str, float]) -> tuple[float, float]:

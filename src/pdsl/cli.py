@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand
 
+from pdsl.compare.plan import GRID, REFERENCE
 from pdsl.errors import PdslError
 from pdsl.privacy import calculator
 
@@ -192,12 +193,10 @@ def compare(
         Path | None, typer.Argument(help="The task's settings as TOML; without it, the defaults.")
     ] = None,
     assignments: Assignments = [],  # noqa: B006
-    algorithms: Annotated[
-        str, typer.Option(help="Which, with commas between.")
-    ] = "pdsl,dp-dpsgd,muffliato,dp-cga,dp-net-fleet",
-    grid: Annotated[
-        str, typer.Option(help="Learning rates that each tries, chosen on the public set.")
-    ] = "0.25,0.5,1,2",
+    algorithms: Annotated[str, typer.Option(help="Which, with commas between.")] = ",".join(REFERENCE),
+    grid: Annotated[str, typer.Option(help="Learning rates that each tries, chosen on the public set.")] = ",".join(
+        f"{rate:g}" for rate in GRID
+    ),
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each at its best learning rate.")] = 3,
     out: Annotated[Path | None, typer.Option(help="Folder; the same one goes on with what is missing.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,

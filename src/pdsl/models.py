@@ -238,6 +238,11 @@ class Network:
         """The module's own parameters as a flat vector x⁰ [d]."""
         return torch.cat([p.detach().reshape(-1) for p in self.module.parameters()]).to(self.device)
 
+    def elsewhere(self) -> Tensor:
+        """A model x [d] unlike the first: a last layer that starts at zero hides the gradients of all before it."""
+        x = self.start()
+        return x + 0.05 * torch.arange(self.d, device=x.device).sin()
+
     def replica(self) -> Replica:
         """This thread's replica."""
         if not hasattr(self._local, "replica"):

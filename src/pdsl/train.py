@@ -172,7 +172,7 @@ class Apparatus:
             graph=e.graph,
             streams=e.streams,
             tensors=[shape.numel() for _, shape in e.network.shapes()],
-            noise_multiplier=min((m.noise_multiplier for m in e.mechanisms), default=0.0) if e.mechanisms else 0.0,
+            noise_multiplier=min(m.noise_multiplier for m in e.mechanisms) if e.mechanisms else 0.0,
         )
 
 

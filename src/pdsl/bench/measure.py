@@ -97,6 +97,12 @@ def mnist(graph: str, agents: int, **changes: Any) -> Experiment:
     return prepare(validated(values | changes, "bench"))
 
 
+def small_ring(agents: int, **changes: Any) -> Experiment:
+    """The same work for every agent, however many there are: equal parts, a batch of 32, values on 50 records of Q."""
+    small = {"batch": {"size": 32}, "partition": {"kind": "iid"}, "shapley": {"estimator": "exact", "sample": 50}}
+    return mnist("ring", agents, **small, **changes)
+
+
 def _round_vs_literal(graph: str, agents: int, estimator: str, repeats: int) -> tuple[float, float]:
     """How many times longer the literal round takes, with one torch thread and with one per core.
 
@@ -176,9 +182,7 @@ def _growth() -> float:
 
 
 def _seconds_per_agent(agents: int, rounds: int) -> float:
-    e = mnist(
-        "ring", agents, batch={"size": 32}, partition={"kind": "iid"}, shapley={"estimator": "exact", "sample": 50}
-    )
+    e = small_ring(agents)
     step = e.config.algorithm.step
     with Workers() as workers:
         parts = apparatus(e, workers)

@@ -37,7 +37,7 @@ def _table(comparison: Comparison) -> str:
     head = element("tr", *(words("th", text, scope="col") for text in HEADINGS))
     rows = []
     for line in comparison.lines:
-        name, *rest = cells(line, comparison.level)
+        name, *rest = cells(line)
         rows.append(element("tr", words("th", name, scope="row"), *(words("td", text) for text in rest)))
     shown = element("table", element("thead", head), element("tbody", *rows), class_="scores")
     return card("Result", element("div", shown, class_="wide"), words("p", caption(comparison), class_="described"))

@@ -32,9 +32,9 @@ class Plan:
     """One task for all: settings without the algorithm's. Everyone tries the same learning rates on the first seed."""
 
     base: dict[str, Any]
-    algorithms: tuple[str, ...] = REFERENCE
-    grid: tuple[float, ...] = GRID
-    seeds: tuple[int, ...] = (0, 1, 2)
+    algorithms: tuple[str, ...]
+    grid: tuple[float, ...]
+    seeds: tuple[int, ...]
 
     @classmethod
     def of(cls, config: Config, algorithms: Sequence[str], grid: Sequence[float], seeds: int) -> "Plan":

@@ -49,7 +49,7 @@ class Countdown:
         self._console.print(f"[{done}/{total}] {score.cell.name}  {how}  about {left:.0f} s left", soft_wrap=True)
 
 
-def cells(line: Line, level: float) -> list[str]:
+def cells(line: Line) -> list[str]:
     """A line of the table as text, in the order of HEADINGS."""
     if line.accuracy is None:
         return [line.algorithm, "—", "failed", *["—"] * (len(HEADINGS) - 3)]
@@ -79,7 +79,7 @@ def caption(comparison: Comparison) -> str:
 def table(comparison: Comparison) -> Table:
     shown = Table(*HEADINGS, box=None, header_style="bold", caption=caption(comparison), caption_justify="left")
     for line in comparison.lines:
-        shown.add_row(*cells(line, comparison.level))
+        shown.add_row(*cells(line))
     for line in comparison.lines:
         for reason in line.failed:
             shown.add_row("failed", reason)

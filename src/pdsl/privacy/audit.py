@@ -186,13 +186,13 @@ def _counted(ledger: Ledger, messages: list[Message]) -> Finding:
             counts = tuple(n for (maker, round_, _), n in made.items() if (maker, round_) == (i, t))
             if claimed != {counts}:
                 wrong.append(
-                    f"agent {i} made {_sum(counts)} noisy messages in round {t}, the ledger counts"
-                    f" {' or '.join(_sum(c) for c in sorted(claimed)) or 'none'}"
+                    f"agent {i} made {_per_batch(counts)} noisy messages in round {t}, the ledger counts"
+                    f" {' or '.join(_per_batch(c) for c in sorted(claimed)) or 'none'}"
                 )
     return _finding("messages counted", wrong, f"{len(messages)} messages in {ROUNDS} rounds")
 
 
-def _sum(counts: Sequence[int]) -> str:
+def _per_batch(counts: Sequence[int]) -> str:
     """Messages on each batch of a round, like 3 or 2 + 2."""
     return " + ".join(map(str, counts)) or "no"
 
@@ -312,8 +312,8 @@ def _sensitivity(e: Experiment, owners: Owners) -> Finding:
     """Neighbouring batches made to break the clip: no record may move a message by more than Δ."""
     assert e.mechanisms is not None
     x0 = e.network.start()
-    moved_on = x0 + 0.05 * torch.arange(len(x0), device=x0.device).sin()  # a last layer may start at zero
-    models = {"the first model": x0, "a later model": moved_on, "a wild model": 50 * moved_on, "zero": 0 * x0}
+    other = e.network.elsewhere()
+    models = {"the first model": x0, "another model": other, "a wild model": 50 * other, "the zero model": 0 * x0}
     inputs, labels = owners.inputs[0][:6], owners.labels[0][:6]
     m, divisor = e.mechanisms[0], owners.batches.divisor(0)
     worst, wrong = 0.0, []
