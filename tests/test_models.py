@@ -87,6 +87,13 @@ def test_auto_goes_by_the_data(data: str, shape: torch.Size, name: str) -> None:
     assert torch.equal(parameters_to_vector(auto.parameters()), parameters_to_vector(chosen.parameters()))
 
 
+class ByPixels(nn.Module):
+    """(row, column, channel), the order in which the last layers take their features."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(0, 2, 3, 1)
+
+
 @pytest.mark.parametrize(("activation", "act"), [("relu", nn.ReLU), ("tanh", nn.Tanh)])
 @pytest.mark.parametrize(("name", "shape"), [("mnist-cnn", MNIST), ("cifar10-cnn", CIFAR), ("cifar10-cnn", (3, 9, 7))])
 def test_a_cnn_is_the_papers(name: str, shape: torch.Size, activation: str, act: type[nn.Module]) -> None:
@@ -95,7 +102,7 @@ def test_a_cnn_is_the_papers(name: str, shape: torch.Size, activation: str, act:
     layers = [m for m in module.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     tail = [layers[2]] if name == "mnist-cnn" else [layers[2], act(), layers[3]]
     plain = nn.Sequential(
-        layers[0], act(), nn.MaxPool2d(2), layers[1], act(), nn.MaxPool2d(2), nn.Flatten(), *tail
+        layers[0], act(), nn.MaxPool2d(2), layers[1], act(), nn.MaxPool2d(2), ByPixels(), nn.Flatten(), *tail
     )  # fmt: skip
     inputs = normal(2, 6, *shape)
     for images in (inputs, channels_last(inputs)):
@@ -118,13 +125,23 @@ def test_max_pool_is_torchs(shape: tuple[int, ...]) -> None:
         assert torch.equal(a.grad, b.grad)
 
 
+def test_tanh_is_torchs() -> None:
+    x = torch.cat([torch.linspace(-20, 20, 4001), torch.tensor([0.0, 1e-30, -1e-4, 300.0, -300.0, torch.inf])])
+    assert torch.equal(models.Tanh()(x), torch.tanh(x))
+    with torch.no_grad():
+        fast = models.Tanh()(x)
+    torch.testing.assert_close(fast, torch.tanh(x), rtol=0, atol=2.4e-7)
+    assert fast[x == 0].eq(0).all()  # black stays black
+    assert torch.isnan(models.Tanh()(torch.tensor(torch.nan)))
+
+
 def test_channels_last_keeps_values() -> None:
     for channels in (1, 3):
         images = normal(4, 5, channels, 6, 7)
         laid_out = channels_last(images)
         assert torch.equal(laid_out, images)
         assert laid_out.is_contiguous(memory_format=torch.channels_last)
-        assert torch.equal(models.Flatten()(laid_out), images.flatten(1))
+        assert torch.equal(models.Flatten()(laid_out), images.permute(0, 2, 3, 1).flatten(1))
     for other in (normal(4, 5, 6), normal(4, 5, 6, 7), normal(4, 5)):
         assert channels_last(other) is other
 

@@ -18,7 +18,6 @@ from pdsl.errors import PdslError
 from pdsl.randomness import Streams
 from pdsl.settings import ModelSettings
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 MIXES_RECORDS = nn.modules.batchnorm._BatchNorm
 EVALUATION_BLOCK = 50  # records per forward pass: the activations of a small CNN then fit the cache
 
@@ -50,10 +49,20 @@ class RMSNorm(nn.Module):
 
 
 class Flatten(nn.Module):
-    """Flatten in the order of a plain (channel, row, column) layout, whatever the memory format."""
+    """A record's numbers in the order (row, column, channel): feature maps already lie so, and nothing is moved."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.reshape(x.shape[0], -1)
+        return (x.permute(0, 2, 3, 1) if x.ndim == 4 else x).flatten(1)
+
+
+class Tanh(nn.Module):
+    """tanh. Where no gradient will be asked for, as 2/(1 + e^−2x) − 1: one rounding apart, three times faster."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x) if torch.is_grad_enabled() else torch.sigmoid(2 * x).mul_(2).sub_(1)
+
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": Tanh}
 
 
 def _convolutions(shape: torch.Size, channels: tuple[int, int], kernel: int, s: ModelSettings) -> list[nn.Module]:

@@ -15,7 +15,7 @@ from pdsl.graph import Graph
 
 
 def plain_mnist_cnn() -> nn.Module:
-    """The paper's network in torch's own words and layout; the same parameters in the same order as `mnist_cnn`."""
+    """The paper's network in torch's own words and layout: `mnist_cnn`, but for the order of the last features."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
         nn.Tanh(),
