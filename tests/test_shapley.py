@@ -299,6 +299,38 @@ def test_a_coalition_is_worth_its_mean_models_accuracy(k: int, empty: str, worke
         assert valuation.coalitions == 2**k
 
 
+def loss(module: nn.Module, x: Tensor) -> float:
+    """By plain torch."""
+    model = copy.deepcopy(module).double()
+    vector_to_parameters(x.double(), model.parameters())
+    with torch.no_grad():
+        return float(nn.functional.cross_entropy(model(QUESTIONS.double()), ANSWERS))
+
+
+@pytest.mark.parametrize("estimator", ["exact", "fast"])
+def test_worth_may_be_minus_the_loss(estimator: str, workers: Workers) -> None:
+    module = softmax()  # linear, so that 'fast' is exact too
+    Q, network = public_set(module, workers)
+    x, candidates = models(network.d, 1, 4)
+    (valuation,) = Q.contributions(1, [0], x, candidates, ShapleySettings(estimator=estimator, value="loss"))
+
+    def v(S: frozenset[int]) -> Fraction:
+        return -Fraction(loss(module, candidates[0][sorted(S)].mean(0) if S else x[0]))
+
+    oracle = literal.exact_shapley(range(4), v)
+    assert valuation.phi == pytest.approx([float(oracle[j]) for j in range(4)], abs=3e-6)
+
+
+def test_a_message_that_ruins_the_model_is_worth_little_but_finite(workers: Workers) -> None:
+    Q, network = public_set(mlp(), workers)
+    x, (candidates,) = models(network.d, 1, 3)
+    candidates[1] = torch.nan
+    for estimator in ("exact", "fast"):
+        (valuation,) = Q.contributions(1, [0], x, [candidates], ShapleySettings(estimator=estimator, value="loss"))
+        assert np.isfinite(valuation.phi).all()
+        assert valuation.phi.argmin() == 1
+
+
 @pytest.mark.parametrize(("k", "other"), [(3, "exact"), (7, "exact"), (12, "montecarlo")])
 def test_fast_is_true_for_a_model_linear_in_its_parameters(k: int, other: str, workers: Workers) -> None:
     """Its logits are linear too, so the logits of a mean are the mean of logits; both draw the same permutations."""

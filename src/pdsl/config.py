@@ -19,6 +19,7 @@ from pdsl.settings import (
     ModelSettings,
     PartitionSettings,
     PrivacySettings,
+    RogueSettings,
     Section,
     ShapleySettings,
 )
@@ -39,6 +40,7 @@ class Config(Section):
     algorithm: SerializeAsAny[InstanceOf[Algorithm]] = PDSL()
     shapley: ShapleySettings = ShapleySettings()
     privacy: PrivacySettings = PrivacySettings()
+    rogue: RogueSettings = RogueSettings()
     engine: EngineSettings = EngineSettings()
 
     @field_validator("algorithm", mode="before")

@@ -91,6 +91,9 @@ class ShapleySettings(Section):
     check_every: int = Field(
         10, ge=0, description="fast: rounds between checks of a few coalitions against their true models; 0: never"
     )
+    value: Literal["accuracy", "loss"] = Field(
+        "accuracy", description="what makes a model good on Q: its accuracy as in the paper, or minus its loss"
+    )
     empty: Literal["model", "zero"] = Field(
         "model", description="v of the empty coalition: accuracy of the agent's model, or zero as in the paper"
     )
@@ -98,6 +101,14 @@ class ShapleySettings(Section):
         "minmax", description="minmax as in the paper; uniform: no Shapley values, all members alike"
     )
     floor: float = Field(0.5, ge=0, le=1, description="λ: share = (1-λ)·φ̂/Σφ̂ + λ/k; the paper has 0")
+
+    @model_validator(mode="after")
+    def _zero_is_an_accuracy(self) -> "ShapleySettings":
+        if self.value == "loss" and self.empty == "zero":
+            raise ValueError(
+                "empty 'zero' is the worst accuracy, but the best loss; use empty 'model' with value 'loss'"
+            )
+        return self
 
 
 DEFAULT_EPSILON = 8.0  # total, where noise is on and nothing says how much
@@ -148,6 +159,12 @@ class PrivacySettings(Section):
         """The total ε that no agent may pass; None where only the amount of noise was given."""
         amount_given = self.mode != "sound" or self.noise_multiplier is not None or self.sigma is not None
         return self.target_epsilon if amount_given else self.target_epsilon or DEFAULT_EPSILON
+
+
+class RogueSettings(Section):
+    flipped: int = Field(0, ge=0, description="agents that learn from flipped labels; for experiments, as the others")
+    noise: int = Field(0, ge=0, description="agents that send a random vector of norm C in the place of a gradient")
+    idle: int = Field(0, ge=0, description="agents with nothing to give: they send zero, and its noise")
 
 
 class EngineSettings(Section):

@@ -5,7 +5,7 @@ is the whole of the theory; estimators differ in which coalitions they look at. 
 positions 0..k-1 of a neighbourhood's members, so that a set met twice is valued once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from pdsl.errors import PdslError
 from pdsl.gradients import row_digests
@@ -30,6 +31,8 @@ EXACT_LIMIT = 14  # members beyond which 'exact' is refused: 2^k evaluations, an
 
 LOGITS_BLOCK = 250  # records for which all coalitions' logits are held at once
 CHECKED = 4  # coalitions in a check of 'fast'
+LOSS_UNIT = 2**-20  # losses are counted in whole numbers of it, as accuracy is in records
+LOSS_LIMIT = 20.0  # of one record: a message that ruins the model is worth little, but not endlessly little
 
 Values = NDArray[np.float64]
 
@@ -119,7 +122,10 @@ class Valuation:
 
 @dataclass(frozen=True)
 class Validation:
-    """The public set Q, and the worth of messages measured on it: v(S) is the accuracy of S's model (equation 16)."""
+    """The public set Q, and the worth of messages measured on it: v(S) is the accuracy of S's model (equation 16).
+
+    Or, by `shapley.value`, minus its loss.
+    """
 
     network: Network
     inputs: Tensor
@@ -140,21 +146,22 @@ class Validation:
         if settings.sample is not None and settings.sample < len(self.labels):
             return self._sampled(t, settings.sample).contributions(t, agents, x, candidates, settings)
         plans = [self._plan(t, agent, len(c), settings) for agent, c in zip(agents, candidates, strict=True)]
-        empty = self._hits_of_models(x) if settings.empty == "model" else [0] * len(x)
+        worth = WORTHS[settings.value]
+        empty = self._worth_of_models(x, worth) if settings.empty == "model" else [0] * len(x)
 
         # Agents with the same candidates (a full graph without noise) play the same game: it is evaluated once.
         games: dict[bytes, _Game] = {}
         keys = [b"".join(row_digests(c)) for c in candidates]
         for key, c, (estimator, plan) in zip(keys, candidates, plans, strict=True):
-            game = games.setdefault(key, _Game(c, estimator, {}))
-            game.hits.update(dict.fromkeys(s for s in plan.coalitions if s))
+            game = games.setdefault(key, _Game(c, estimator, worth, {}))
+            game.values.update(dict.fromkeys(s for s in plan.coalitions if s))
         self._evaluate(list(games.values()))
 
         valuations = []
         for key, v_empty, (estimator, plan) in zip(keys, empty, plans, strict=True):
-            v = games[key].hits | {0: v_empty}
-            hits = np.array([v[s] for s in plan.coalitions], dtype=np.float64)
-            phi = plan.phi(hits, len(games[key].models)) / len(self.labels)
+            v = games[key].values | {0: v_empty}
+            units = np.array([v[s] for s in plan.coalitions], dtype=np.float64)
+            phi = plan.phi(units, len(games[key].models)) * worth.unit / len(self.labels)
             valuations.append(Valuation(phi, estimator, len(plan.coalitions)))
         return valuations
 
@@ -176,9 +183,11 @@ class Validation:
             return None
         sizes = generator.integers(2, len(models) + 1, CHECKED)
         masks = {sum(1 << int(j) for j in generator.choice(len(models), size, replace=False)) for size in sizes}
-        by_logits, true = (_Game(models, how, dict.fromkeys(sorted(masks))) for how in ("fast", "exact"))
+        worth = WORTHS[settings.value]
+        by_logits, true = (_Game(models, how, worth, dict.fromkeys(sorted(masks))) for how in ("fast", "exact"))
         self._evaluate([by_logits, true])
-        errors = [abs(a - b) / len(self.labels) for a, b in zip(by_logits.values(), true.values(), strict=True)]
+        unit = worth.unit / len(self.labels)
+        errors = [abs(a - b) * unit for a, b in zip(by_logits.found(), true.found(), strict=True)]
         return {"coalitions": len(masks), "mean_error": float(np.mean(errors)), "max_error": max(errors)}
 
     def _sampled(self, t: int, size: int) -> "Validation":
@@ -200,11 +209,13 @@ class Validation:
         return name, monte_carlo(orders)
 
     def _evaluate(self, games: "list[_Game]") -> None:
-        """Fill in the hits of every coalition asked for, all workers busy."""
-        true = [(game, s) for game in games if game.estimator != "fast" for s in game.hits]
-        counts = self.workers.map(lambda task: self._hits_of_model(task[0].models[members(task[1])].mean(0)), true)
-        for (game, s), hits in zip(true, counts, strict=True):
-            game.hits[s] = hits  # the coalition's model is the mean of its members' models: equation 17
+        """Fill in the value of every coalition asked for, all workers busy."""
+        true = [(game, s) for game in games if game.estimator != "fast" for s in game.values]
+        found = self.workers.map(
+            lambda task: self._worth_of_model(task[0].models[members(task[1])].mean(0), task[0].worth), true
+        )
+        for (game, s), units in zip(true, found, strict=True):
+            game.values[s] = units  # the coalition's model is the mean of its members' models: equation 17
         for game in games:
             if game.estimator == "fast":
                 self._evaluate_by_logits(game)
@@ -217,44 +228,64 @@ class Validation:
         logits = torch.stack(self.workers.map(lambda x: self.network.logits(x, self.inputs), game.models))
         starts = range(0, len(self.labels), LOGITS_BLOCK)
         blocks = [slice(start, start + LOGITS_BLOCK) for start in starts]
-        masks = list(game.hits)
-        counts = self.workers.map(lambda at: _hits_of_sums(logits[:, at], masks, self.labels[at]), blocks)
-        game.hits.update(zip(masks, torch.stack(counts).sum(0).tolist(), strict=True))
+        masks = list(game.values)
+        found = self.workers.map(lambda at: _worth_of_means(logits[:, at], masks, self.labels[at], game.worth), blocks)
+        game.values.update(zip(masks, torch.stack(found).sum(0).tolist(), strict=True))
 
-    def _hits_of_model(self, x: Tensor) -> int:
-        return _hits(self.network.logits(x, self.inputs), self.labels)
+    def _worth_of_model(self, x: Tensor, worth: "Worth") -> int:
+        return int(worth.of(self.network.logits(x, self.inputs), self.labels))
 
-    def _hits_of_models(self, x: Tensor) -> list[int]:
-        """Right answers on Q of each model [n, d]; equal models are evaluated once."""
+    def _worth_of_models(self, x: Tensor, worth: "Worth") -> list[int]:
+        """The value on Q of each model [n, d]; equal models are evaluated once."""
         digests = row_digests(x)
         distinct = {digest: row for row, digest in enumerate(digests)}
-        hits = self.workers.map(lambda row: self._hits_of_model(x[row]), distinct.values())
-        of = dict(zip(distinct, hits, strict=True))
+        found = self.workers.map(lambda row: self._worth_of_model(x[row], worth), distinct.values())
+        of = dict(zip(distinct, found, strict=True))
         return [of[digest] for digest in digests]
 
 
 @dataclass(frozen=True)
+class Worth:
+    """What makes a model good, summed over records, in whole numbers of a unit."""
+
+    of: Callable[[Tensor, Tensor], Tensor]  # logits [..., n, classes], labels [n] → [...] int64
+    unit: float
+
+
+def _hits(logits: Tensor, labels: Tensor) -> Tensor:
+    return (logits.argmax(-1) == labels).sum(-1)
+
+
+def _minus_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """A record that a model has no finite loss for counts as the worst."""
+    rows = logits.reshape(-1, logits.shape[-1])
+    losses = cross_entropy(rows, labels.repeat(len(rows) // len(labels)), reduction="none")
+    bounded = losses.nan_to_num(LOSS_LIMIT, posinf=LOSS_LIMIT).clamp(max=LOSS_LIMIT)
+    return -(bounded.double() / LOSS_UNIT).round().long().view(logits.shape[:-1]).sum(-1)
+
+
+WORTHS = {"accuracy": Worth(_hits, 1.0), "loss": Worth(_minus_loss, LOSS_UNIT)}
+
+
+@dataclass(frozen=True)
 class _Game:
-    """One neighbourhood's candidates and, for each coalition asked for, its right answers on Q."""
+    """One neighbourhood's candidates and the value of each coalition asked for, in units."""
 
     models: Tensor  # [k, d]
     estimator: str
-    hits: dict[int, int | None]
+    worth: Worth
+    values: dict[int, int | None]
 
-    def values(self) -> list[int]:
-        """The hits of every coalition, all evaluated."""
-        return [n for n in self.hits.values() if n is not None]
+    def found(self) -> list[int]:
+        """The values of all coalitions, when all are evaluated."""
+        return [units for units in self.values.values() if units is not None]
 
 
-def _hits_of_sums(logits: Tensor, masks: Sequence[int], labels: Tensor) -> Tensor:
-    """Right answers of each coalition's summed logits: [k, n, classes] → [coalitions]."""
+def _worth_of_means(logits: Tensor, masks: Sequence[int], labels: Tensor, worth: Worth) -> Tensor:
+    """The value of each coalition's mean logits: [k, n, classes] → [coalitions]."""
     if not torch.isfinite(logits).all():  # a diverged member spoils the coalitions it is in, and no other
-        return torch.tensor([_hits(logits[members(mask)].sum(0), labels) for mask in masks])
+        return torch.stack([worth.of(logits[members(mask)].mean(0), labels) for mask in masks]).cpu()
     k, n, classes = logits.shape
     joined = torch.tensor([[mask >> j & 1 for j in range(k)] for mask in masks], dtype=logits.dtype)
-    sums = (joined.to(logits.device) @ logits.reshape(k, -1)).view(len(masks), n, classes)
-    return (sums.argmax(-1) == labels).sum(1).cpu()
-
-
-def _hits(logits: Tensor, labels: Tensor) -> int:
-    return int((logits.argmax(-1) == labels).sum())
+    means = (joined / joined.sum(1, keepdim=True)).to(logits.device) @ logits.reshape(k, -1)
+    return worth.of(means.view(len(masks), n, classes), labels).cpu()

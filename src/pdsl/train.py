@@ -27,6 +27,7 @@ from pdsl.models import Network
 from pdsl.parallel import Workers
 from pdsl.privacy import Ledger, Mechanism, Noise, Release, mechanisms
 from pdsl.randomness import SecretStreams, Streams
+from pdsl.rogues import Rogues, Spoiled, drawn, flipped
 from pdsl.shapley import Validation
 
 Row = dict[str, Any]
@@ -46,6 +47,7 @@ class Experiment:
     test: tuple[Tensor, Tensor]
     mechanisms: list[Mechanism] | None  # what each agent releases in a round; None without noise
     streams: Streams = field(repr=False)
+    rogues: Rogues = field(default_factory=dict)
 
     @property
     def sigma(self) -> list[float]:
@@ -73,6 +75,7 @@ class Experiment:
             "validation": len(self.validation[1]),
             "test": len(self.test[1]),
             "sigma": self.sigma,
+            "rogues": [[agent, kind] for agent, kind in sorted(self.rogues.items())],
         }
 
 
@@ -120,7 +123,8 @@ def prepare(
     releases = _releases(config, graph)
     if agreed is None:
         agreed = mechanisms(config.privacy, graph, batches, releases, config.rounds, config.shapley.floor)
-    return Experiment(config, data, graph, network, parts, batches, validation, test, agreed, streams)
+    rogues = drawn(config.rogue, agents, streams)
+    return Experiment(config, data, graph, network, parts, batches, validation, test, agreed, streams, rogues)
 
 
 def _releases(config: Config, graph: Graph) -> list[Release]:
@@ -163,10 +167,11 @@ class Apparatus:
     def round(self, t: int, noise: Noise | None = None, owners: Objectives | None = None) -> Round:
         """Round t; with another `noise` or `owners` in the place of the run's own, for those who look on."""
         e = self.experiment
+        honest_or_not = Spoiled(self.owners, e.rogues, e.streams) if e.rogues else self.owners
         return Round(
             t=t,
             engine=self.engine,
-            owners=owners or self.owners,
+            owners=owners or honest_or_not,
             noise=noise or self.noise,
             validation=self.validation,
             graph=e.graph,
@@ -183,7 +188,7 @@ def apparatus(e: Experiment, workers: Workers) -> Apparatus:
     owners = Owners(
         e.network,
         [e.data.x[part].to(device) for part in e.parts],
-        [e.data.y[part].to(device) for part in e.parts],
+        [_labels(e, agent).to(device) for agent in range(e.graph.agents)],
         e.batches,
         privacy.clipping,
         privacy.max_grad_norm,
@@ -191,6 +196,12 @@ def apparatus(e: Experiment, workers: Workers) -> Apparatus:
         choose_per_sample(e.network, Q.inputs, Q.labels),
     )
     return Apparatus(Local(e.graph), owners, Noise(e.sigma, e.streams, workers), Q, e)
+
+
+def _labels(e: Experiment, agent: int) -> Tensor:
+    """What the agent takes its records' labels to be."""
+    labels = e.data.y[e.parts[agent]]
+    return flipped(labels, e.data.classes) if e.rogues.get(agent) == "flipped" else labels
 
 
 def first_state(e: Experiment) -> Any:
