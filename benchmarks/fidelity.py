@@ -48,7 +48,8 @@ def train(seed: int, rounds: int, estimator: str, compare_at: tuple[int, ...] = 
             if t in compare_at:
                 r = parts.round(t)
                 messages = r.engine.reply(r.noisy_gradients(r.engine.deliver(state.x)))
-                candidates = [state.x[0] - algorithm.learning_rate * messages[: r.engine.offsets[1]]]
+                step = algorithm.shapley.probe * algorithm.learning_rate
+                candidates = [state.x[0] - step * messages[: r.engine.offsets[1]]]
                 fast, true = (
                     parts.validation.contributions(
                         t, range(1), state.x[:1], candidates, ShapleySettings(estimator=how, sample=SAMPLE)

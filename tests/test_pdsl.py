@@ -23,7 +23,7 @@ def experiment(**sections: dict[str, object]) -> Experiment:
         "model": {"channels": [3, 4]},
         "batch": {"size": 24},
         "privacy": {"mode": "noise", "sigma": 0.02},
-        "shapley": {"estimator": "exact"},
+        "shapley": {"estimator": "exact", "value": "accuracy", "probe": 1.0},
         "data": {"validation": 60},
     }
     for name, section in sections.items():
@@ -43,6 +43,7 @@ def literally(e: Experiment) -> literal.Trace:
         empty=s.empty,
         weighting=s.weighting,
         floor=s.floor,
+        probe=s.probe,
         step_scale=c.algorithm.step_scale,  # type: ignore[attr-defined]
     )
 
@@ -111,6 +112,7 @@ def test_agrees_in_the_papers_own_settings(graph: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("sections", [
     {"shapley": {"weighting": "uniform"}},
+    {"shapley": {"probe": 0.25}},
     {"algorithm": {"momentum": 0.0}},
     {"model": {"name": "mlp", "hidden": 9}},
     {"model": {"name": "softmax"}},

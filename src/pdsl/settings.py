@@ -92,7 +92,10 @@ class ShapleySettings(Section):
         10, ge=0, description="fast: rounds between checks of a few coalitions against their true models; 0: never"
     )
     value: Literal["accuracy", "loss"] = Field(
-        "accuracy", description="what makes a model good on Q: its accuracy as in the paper, or minus its loss"
+        "loss", description="what makes a model good on Q: minus its loss, or its accuracy as in the paper"
+    )
+    probe: float = Field(
+        0.1, gt=0, description="length of the step by which a message is valued, in learning rates; the paper has 1"
     )
     empty: Literal["model", "zero"] = Field(
         "model", description="v of the empty coalition: accuracy of the agent's model, or zero as in the paper"
@@ -105,9 +108,7 @@ class ShapleySettings(Section):
     @model_validator(mode="after")
     def _zero_is_an_accuracy(self) -> "ShapleySettings":
         if self.value == "loss" and self.empty == "zero":
-            raise ValueError(
-                "empty 'zero' is the worst accuracy, but the best loss; use empty 'model' with value 'loss'"
-            )
+            raise ValueError("empty 'zero' is the worst accuracy but the best loss; set value 'accuracy' with it")
         return self
 
 

@@ -34,6 +34,7 @@ class Hyper:
     empty: str = "zero"  # v(∅) is 0, or with "model" the accuracy of x_i^{t-1} on Q
     weighting: str = "minmax"  # or "uniform"
     floor: float = 0.0  # λ, the part of the weight that is shared equally
+    probe: float = 1.0  # of γ, for the models that are valued, eq. (15)
     step_scale: str = "paper"  # π_ij = share_j / ω_ij, eq. (20), or with "mean" π_ij = share_j
 
     def __post_init__(self) -> None:
@@ -104,7 +105,7 @@ def run(
         u_hat: list[Tensor] = []
         x_hat: list[Tensor] = []
         for i in range(M):
-            x_i = {j: x[i] - hyper.gamma * g_hat[j, i] for j in members[i]}  # line 14, eq. (15)
+            x_i = {j: x[i] - hyper.probe * hyper.gamma * g_hat[j, i] for j in members[i]}  # line 14, eq. (15)
             v = characteristic(x_i, model[i], scratch, Q, hyper.empty)
             if hyper.R is None:
                 phi_i = exact_shapley(members[i], v)

@@ -47,7 +47,7 @@ class PDSL(Algorithm):
         g_hat_ji = engine.reply(g_hat_ij)  # lines 11, 13: ĝ_{j,i}, at i
 
         i = engine.receiver - engine.agents.start
-        x_ij = x[i] - gamma * g_hat_ji  # line 14, eq. 15
+        x_ij = x[i] - self.shapley.probe * gamma * g_hat_ji  # line 14, eq. 15
         by_agent = [x_ij[a:b] for a, b in pairwise(engine.offsets)]
         valued = r.validation.contributions(r.t, engine.agents, x, by_agent, self.shapley)  # line 15, eq. 16-18
         share = torch.from_numpy(np.concatenate([shares(v.phi, self.shapley) for v in valued]))  # line 16, eq. 19

@@ -26,6 +26,7 @@ from pdsl.train import Apparatus, Experiment, apparatus, first_state, prepare
 
 R = 20
 B = 250
+LITERALLY = {"value": "accuracy", "probe": 1.0}  # what a message is worth, by the paper's letter
 MATRIX = 1024  # side of the matrices whose product is the machine's peak
 FORWARD = 2 * (9 * 16 * 784 + 9 * 16 * 32 * 196 + 32 * 49 * 10)  # operations on one image
 GRADIENT = 3 * FORWARD - 2 * 9 * 16 * 784  # nobody asks for the derivative by the image
@@ -91,7 +92,7 @@ def mnist(graph: str, agents: int, **changes: Any) -> Experiment:
         "model": {"name": "mnist-cnn", "channels": [16, 32]},
         "graph": {"kind": graph, "agents": agents},
         "batch": {"size": B},
-        "shapley": {"permutations": R},
+        "shapley": {"permutations": R} | LITERALLY,
         "privacy": {"target_epsilon": 1.0},
     }
     return prepare(validated(values | changes, "bench"))
@@ -110,7 +111,7 @@ def _round_vs_literal(graph: str, agents: int, estimator: str, repeats: int) -> 
     """
     e = mnist(graph, agents)
     count = LiteralRound.exact(e.graph) if estimator == "exact" else LiteralRound.monte_carlo(e.graph, R)
-    settings = ShapleySettings.model_validate({"estimator": estimator, "permutations": R})
+    settings = ShapleySettings.model_validate({"estimator": estimator, "permutations": R} | LITERALLY)
     plain = literal.plain_mnist_cnn()
     inputs, labels = e.validation
     batch = e.data.x[e.parts[0][:B]], e.data.y[e.parts[0][:B]]
