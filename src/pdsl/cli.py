@@ -202,16 +202,17 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Compare algorithms on one task under one budget, each with the learning rate that suits it."""
+    from pdsl.cells.countdown import Countdown
     from pdsl.compare import Plan, carry_out, compared
     from pdsl.compare.page import write_page
-    from pdsl.compare.shown import Countdown, rates, table
+    from pdsl.compare.shown import rates, table
     from pdsl.config import load
 
     plan = Plan.of(load(config, assignments), algorithms.split(","), rates(grid), seeds)
     task = f"{plan.base['data']['name']}-{plan.base['graph']['kind']}"
     folder = out or Path("runs") / f"compare-{task}-{plan.key}"
     try:
-        scores = carry_out(plan, folder, Countdown(_console(stderr=True)))
+        scores = carry_out(plan, folder, Countdown(_console(stderr=True), plan.total))
     except KeyboardInterrupt:
         print(f"pdsl: interrupted; the same command goes on with what is missing in {folder}", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
