@@ -41,7 +41,8 @@ def drawn(curves: Mapping[str, Points]) -> str:
 def svg(drawing: str) -> str:
     """A drawing of a page as a file of its own."""
     css = Path(charts.__file__).with_name("page.css").read_text(encoding="utf-8")
-    return drawing.replace("<svg", f'<svg xmlns="http://www.w3.org/2000/svg"><style>{css}{STYLE}</style', 1)
+    head, inside = drawing.split(">", 1)
+    return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{css}{STYLE}</style>{inside}'
 
 
 def comma_separated(results: Results) -> str:

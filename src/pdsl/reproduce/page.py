@@ -2,9 +2,10 @@
 
 from pdsl.report.document import card, document, figure
 from pdsl.report.markup import element, words
+from pdsl.report.numbers import SPACE
 from pdsl.reproduce.figures import drawn, losses
 from pdsl.reproduce.layout import NAMES, Shown, blocks, caption, columns, label
-from pdsl.reproduce.paper import AGENTS, GRAPHS, TITLES, panels
+from pdsl.reproduce.paper import AGENTS, GRAPHS, panels
 from pdsl.reproduce.results import Results
 from pdsl.reproduce.tasks import READINGS
 
@@ -32,13 +33,13 @@ def table_page(results: Results) -> str:
     ]
     if results.failed:
         main.append(card("Failed", *(words("p", reason) for reason in results.failed)))
-    return document(TITLES[results.target], results.verdict(), *main)
+    return document(results.title, results.verdict(), *main)
 
 
 def _cell(cell: Shown) -> str:
     """Three lines, so that nine columns fit a screen."""
     ours = words("strong" if cell.first else "span", cell.ours)
-    parts = [words("span", cell.paper), ours, words("span", cell.difference)]
+    parts = [words("span", cell.paper or SPACE), ours, words("span", cell.difference or SPACE)]
     return element("td", "<br/>".join(parts))
 
 
@@ -56,7 +57,7 @@ def figure_page(results: Results) -> str:
     if task.quick:
         said += " Quick: handwritten digits and few rounds, not the paper's task."
     return document(
-        TITLES[results.target],
+        results.title,
         said,
         element("div", *drawings, class_="columns"),
         card("Command", words("pre", results.plan.command)),

@@ -7,11 +7,16 @@ from statistics import fmean, stdev
 from typing import Any
 
 from pdsl.cells import Score, failure, finished
-from pdsl.reproduce.paper import METHODS, Setting, accuracies, settings_of
+from pdsl.reproduce.paper import METHODS, TITLES, Setting, accuracies, settings_of
 from pdsl.reproduce.plan import Cell, Plan
 from pdsl.runs import RunDirectory
 
 CELLS = "cells"  # the runs, in the folder of --out
+
+
+def short(value: float | None) -> float | None:
+    """As many digits as files need."""
+    return None if value is None else round(value, 5)
 
 
 @dataclass(frozen=True)
@@ -52,15 +57,15 @@ class Entry:
             "graph": s.graph,
             "agents": s.agents,
             "paper": self.paper,
-            "ours": self.ours,
-            "difference": self.difference,
-            "deviation": self.deviation,
-            "accuracies": [score.accuracy for score in self.scores],
-            "accuracies_of_mean_model": [score.accuracy_of_mean for score in self.scores],
-            "losses": [score.loss for score in self.scores],
+            "ours": short(self.ours),
+            "difference": short(self.difference),
+            "deviation": short(self.deviation),
+            "accuracies": [short(score.accuracy) for score in self.scores],
+            "accuracies_of_mean_model": [short(score.accuracy_of_mean) for score in self.scores],
+            "losses": [short(score.loss) for score in self.scores],
             "seeds": list(self.seeds),
             "learning_rate": self.learning_rate,
-            "total_epsilon": self.epsilon,
+            "total_epsilon": short(self.epsilon),
             "failed": list(self.failed),
         }
 
@@ -75,7 +80,7 @@ class Trials:
     chosen: float | None
 
     def as_dict(self) -> dict[str, Any]:
-        tried = {f"{rate:g}": value for rate, value in self.on_public.items()}
+        tried = {f"{rate:g}": short(value) for rate, value in self.on_public.items()}
         return {"method": self.method, "graph": self.graph, "on_public": tried, "chosen": self.chosen}
 
 
@@ -89,6 +94,11 @@ class Results:
     trials: Sequence[Trials]
     noise_off: Mapping[Setting, Entry]  # of those settings whose runs without noise are in the folder too
     folder: Path
+
+    @property
+    def title(self) -> str:
+        title = TITLES[self.target]
+        return f"{title} (quick: handwritten digits instead)" if self.plan.task.quick else title
 
     def first(self, setting: Setting) -> bool:
         """Whether no other method of this graph, M and ε does better, where at least two are there to compare."""

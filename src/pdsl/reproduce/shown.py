@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from pdsl.reproduce.layout import NAMES, Shown, blocks, label
-from pdsl.reproduce.paper import GRAPHS, METHODS, TITLES
+from pdsl.reproduce.paper import GRAPHS, METHODS
 from pdsl.reproduce.results import Results
 
 
@@ -18,7 +18,7 @@ def tables(results: Results) -> Iterator[Table]:
         if not columns:
             continue
         heads = [f"M = {agents}\npaper ours  diff" for _, agents in columns]
-        title = f"{TITLES[results.target]}, {NAMES[graph].lower()} graph"
+        title = f"{results.title}\n{NAMES[graph]} graph"
         shown = Table(label("methods"), *heads, box=None, header_style="bold", title=title, title_justify="left")
         for block in blocks(results, columns, methods):
             if any(cell.ours != "—" for row in block.rows.values() for cell in row):

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pdsl.reproduce.layout import MISSING, NAMES, Shown, blocks, caption, columns, label
-from pdsl.reproduce.paper import AGENTS, GRAPHS, TITLES
-from pdsl.reproduce.results import Results
+from pdsl.reproduce.paper import AGENTS, GRAPHS
+from pdsl.reproduce.results import Results, short
 
 
 def markdown(results: Results) -> str:
     heads = ["ε", "method", *(f"{NAMES[graph]} M = {agents}" for graph, agents in columns())]
     lines = [
-        f"# {TITLES[results.target]}",
+        f"# {results.title}",
         "",
         results.verdict(),
         "",
@@ -24,7 +24,8 @@ def markdown(results: Results) -> str:
         _row(["---"] * len(heads)),
     ]
     for block in blocks(results, columns()):
-        lines += [_row([block.title, label(m), *map(_plain, row)]) for m, row in block.rows.items()]
+        for n, (method, row) in enumerate(block.rows.items()):
+            lines.append(_row(["" if n else block.title, label(method), *map(_plain, row)]))
     lines += [
         "",
         caption(results),
@@ -90,14 +91,14 @@ def as_dict(results: Results) -> dict[str, Any]:
     p, off = results.plan, results.noise_off
     return {
         "table": results.target,
-        "title": TITLES[results.target],
+        "title": results.title,
         "reading": p.task.reading,
         "quick": p.task.quick,
         "verdict": results.verdict(),
         "command": p.command,
         "cells": [
             entry.as_dict()
-            | {"epsilon": p.task.epsilon(setting), "noise_off": off[setting].ours if setting in off else None}
+            | {"epsilon": p.task.epsilon(setting), "noise_off": short(off[setting].ours) if setting in off else None}
             for setting, entry in results.entries.items()
         ],
         "learning_rates": [trials.as_dict() for trials in results.trials],
