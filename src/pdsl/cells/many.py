@@ -37,7 +37,7 @@ def carry_out(wanted: Wanted, folder: Path, told: Told, processes: int | None = 
         while True:
             busy = {*scores, *running.values()}
             left = {name: config for name, config in wanted(scores).items() if name not in busy}
-            found = [score for name in left if (score := finished(name, folder)) is not None]
+            found = [score for name, config in left.items() if (score := finished(name, config, folder)) is not None]
             for score in found:
                 note(score, False)
             if not found:

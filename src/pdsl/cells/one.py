@@ -5,7 +5,7 @@ Beside a cell's directory lie `<name>.lock` and, where it went wrong, `<name>.fa
 
 import fcntl
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from pdsl import runner
 from pdsl.config import Config
 from pdsl.errors import PdslError
 from pdsl.models import accuracy
+from pdsl.runs import RunDirectory
 from pdsl.train import Experiment
 
 SCORE = "score.json"
@@ -46,7 +47,7 @@ def run_cell(name: str, config: Config, folder: Path) -> Score | None:
     with _held(folder / f"{name}.lock") as ours:
         if not ours:
             return None
-        if (found := finished(name, folder)) is not None:
+        if (found := finished(name, config, folder)) is not None:
             return found
         try:
             score = _run(name, config, folder / name)
@@ -58,13 +59,32 @@ def run_cell(name: str, config: Config, folder: Path) -> Score | None:
         return score
 
 
-def finished(name: str, folder: Path) -> Score | None:
-    """The score of a cell that has ended well."""
+def finished(name: str, config: Config, folder: Path) -> Score | None:
+    """The score of a cell that has ended well, with the settings that it would have now."""
     try:
         stored: dict[str, Any] = json.loads((folder / name / SCORE).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None
+    _check(folder / name, config)
     return Score(**{**stored, "name": name})
+
+
+def _check(path: Path, config: Config) -> None:
+    """Refuse a run that was begun under other settings. Settings that did not exist then are not looked at."""
+    then, now = (_flat(values) for values in (RunDirectory.open(path).config(), config.as_dict()))
+    for key, value in then.items():
+        if now.get(key) != value:
+            raise PdslError(
+                f"{path} was run with {key}={value}, which is now {now.get(key)}; move it away, or choose another --out"
+            )
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their names, like graph.agents."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
 
 
 def failure(name: str, folder: Path) -> Score | None:
@@ -102,6 +122,7 @@ def _write(file: Path, text: str) -> None:
 
 def _run(name: str, config: Config, path: Path) -> Score:
     if (path / "config.toml").exists():
+        _check(path, config)
         experiment, directory = runner.take_up(path, [])
     else:
         experiment, directory = runner.start(config, path)

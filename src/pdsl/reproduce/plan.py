@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from pdsl.cells.many import Scores
 from pdsl.config import Config
+from pdsl.data import data_root, status
 from pdsl.errors import PdslError
 from pdsl.reproduce.paper import AGENTS, EPSILONS, FIGURES, GRAPHS, METHODS, TABLES, Setting, settings_of
 from pdsl.reproduce.tasks import READINGS, Task, totals
@@ -19,7 +20,7 @@ KEYS = ("agents", "graph", "epsilon", "method")
 
 
 class Cell(NamedTuple):
-    """One run. The name says what it is and ends with a key of all its settings: other settings, other cells."""
+    """One run. The name says what it is and ends with a key of all that tasks.toml and the command set for it."""
 
     name: str
     config: Config
@@ -28,7 +29,8 @@ class Cell(NamedTuple):
 @cache
 def cell_of(task: Task, setting: Setting, learning_rate: float, seed: int) -> Cell:
     config = task.config(setting, learning_rate, seed)
-    key = hashlib.sha256(json.dumps(config.as_dict(), sort_keys=True).encode()).hexdigest()[:8]
+    given = [task.values(setting, learning_rate, seed), task.assignments]
+    key = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:8]
     epsilon = task.epsilon(setting)
     reading = task.reading if epsilon is None else f"{task.reading}{epsilon:g}"
     where = f"{config.data.name}-{setting.graph}{setting.agents}-{reading}"
@@ -57,8 +59,10 @@ class Plan:
         targets = TARGETS if target == "all" else (target,)
         found = dict.fromkeys(s for name in targets for s in settings_of(name))
         asked = _filtered(found, only, task)
-        for setting in asked:
-            task.config(setting, task.rates_of(setting.table)[0], 0)
+        names = {task.config(s, task.rates_of(s.table)[0], 0).data.name for s in asked}
+        for name, present, where in status(data_root()):
+            if name in names and not present:
+                raise PdslError(f"{name} is not in {where}; run 'pdsl data fetch {name}', or set PDSL_DATA")
         return cls(task, targets, tuple(asked), tuple(range(seeds)), _command(target, task, only, seeds))
 
     def trials(self, setting: Setting) -> dict[float, Cell]:

@@ -179,6 +179,6 @@ def _entries(settings: Sequence[Setting], plan: Plan, folder: Path) -> dict[Sett
 
 
 def _scores(cells: Sequence[Cell], folder: Path) -> dict[str, Score]:
-    names = dict.fromkeys(cell.name for cell in cells)
-    found = {name: finished(name, folder / CELLS) or failure(name, folder / CELLS) for name in names}
+    place = folder / CELLS
+    found = {name: finished(name, config, place) or failure(name, place) for name, config in dict(cells).items()}
     return {name: score for name, score in found.items() if score is not None}

@@ -50,6 +50,10 @@ class Task:
         return totals(setting.table)[setting.slot] if self.reading == "total" else setting.epsilon
 
     def config(self, setting: Setting, learning_rate: float, seed: int) -> Config:
+        return load(None, self.assignments, base=self.values(setting, learning_rate, seed))
+
+    def values(self, setting: Setting, learning_rate: float, seed: int) -> dict[str, Any]:
+        """Settings that are not left to the program's defaults, before the command's own changes."""
         task = self._of(setting.table)
         values: dict[str, Any] = copy.deepcopy(task["all"])
         for layer in (
@@ -66,7 +70,7 @@ class Task:
             {} if self.rounds is None else {"rounds": self.rounds},
         ):
             _merge(values, layer)
-        return load(None, self.assignments, base=values)
+        return values
 
     def _of(self, table: str) -> dict[str, Any]:
         found: dict[str, Any] = _tasks()["quick" if self.quick else table]
