@@ -55,12 +55,10 @@ def blocks(results: Results, columns: Sequence[tuple[str, int]], methods: Sequen
 def _title(results: Results, setting: Setting) -> str:
     """The paper's ε, and what stands in its place."""
     task = results.plan.task
-    spent = {
-        f"{e.epsilon:.3g}"
-        for e in results.entries.values()
-        if e.setting.epsilon == setting.epsilon and e.epsilon is not None
-    }
-    total = f", total {'–'.join(dict.fromkeys((min(spent), max(spent))))}" if spent else ""
+    alike = (e for e in results.entries.values() if e.setting.epsilon == setting.epsilon)
+    spent = sorted(e.epsilon for e in alike if e.epsilon is not None)
+    ends = dict.fromkeys(f"{value:.3g}" for value in (*spent[:1], *spent[-1:]))
+    total = f", total {'–'.join(ends)}" if spent else ""
     match task.reading:
         case "total":
             return f"ε = {setting.epsilon:g}; ours: total ε = {task.epsilon(setting):g}"

@@ -13,7 +13,7 @@ from pdsl.reproduce.tasks import READINGS
 def table_page(results: Results) -> str:
     graphs = [words("th", NAMES[graph], colspan=len(AGENTS), scope="colgroup") for graph in GRAPHS]
     agents = [words("th", f"M = {agents}", scope="col") for _, agents in columns()]
-    empty = element("th", "&nbsp;")
+    empty = words("th", SPACE)
     rows = []
     for block in blocks(results, columns()):
         rows.append(element("tr", words("th", block.title, colspan=len(columns()) + 1, scope="rowgroup")))
