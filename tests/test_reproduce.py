@@ -3,6 +3,8 @@
 import csv
 import fcntl
 import json
+import os
+import signal
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
@@ -200,6 +202,18 @@ def test_the_same_runs_serve_the_figure(whole: Whole) -> None:
     picture = ET.parse(folder / "total/fig3-a1.svg").getroot()
     assert "DP-DPSGD" in [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")]
     assert not (folder / "total/fig3-b1.svg").exists()
+
+
+def test_interrupted_it_says_how_to_go_on(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    out = tmp_path / "out"
+    process = started("reproduce", "fig3", "--quick", "--processes", 1, "--out", out, err=said)
+    wait_for(lambda: bool(cells(out)))
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGINT)
+    process.join(PATIENCE)
+    assert process.exitcode == 130
+    assert f"interrupted; the same command goes on with what is missing in {out}" in said.read_text()
 
 
 def test_killed_and_started_again_it_ends_with_the_same_table(whole: Whole, tmp_path: Path) -> None:

@@ -71,8 +71,9 @@ def _pool(processes: int | None) -> Iterator[ProcessPoolExecutor]:
     try:
         yield pool
     except BaseException:
+        running = list(getattr(pool, "_processes", {}).values())  # a pool that is shut down has forgotten them
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in list(getattr(pool, "_processes", {}).values()):
+        for process in running:
             process.terminate()
         raise
     pool.shutdown()
