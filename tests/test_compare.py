@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from pdsl.cells.one import SCORE, Score
 from pdsl.compare import Plan, carry_out, compared
-from pdsl.compare.cells import SCORE, Score
 from pdsl.compare.page import write_page
 from pdsl.compare.plan import Cell
 from pdsl.config import validated
@@ -28,7 +28,7 @@ def plan(algorithms: tuple[str, ...] = ("d-psgd", "muffliato"), grid: tuple[floa
 
 
 class Heard(list[Score]):
-    def __call__(self, score: Score, done: int, total: int) -> None:
+    def __call__(self, score: Score, done: int, new: bool) -> None:
         self.append(score)
         assert done == len(self)
 
@@ -38,11 +38,10 @@ def test_everyone_has_the_same_trials_and_the_best_on_the_public_set_counts(tmp_
     scores = carry_out(plan(), tmp_path / "c", heard)
     assert len(scores) == len(heard) == plan().total == 6
     comparison = compared(plan(), scores, tmp_path / "c")
-    of = {score.cell: score for score in scores}
     for line in comparison.lines:
-        trials = [of[Cell(line.algorithm, rate, 0)] for rate in (0.5, 1.0)]
-        assert line.learning_rate == max(trials, key=lambda s: s.on_public).cell.learning_rate
-        finals = [of[Cell(line.algorithm, line.learning_rate, seed)] for seed in (0, 1)]
+        trials = {rate: scores[Cell(line.algorithm, rate, 0).name] for rate in (0.5, 1.0)}
+        assert line.learning_rate == max(trials, key=lambda rate: trials[rate].on_public)
+        finals = [scores[Cell(line.algorithm, line.learning_rate, seed).name] for seed in (0, 1)]
         assert line.accuracy == pytest.approx(sum(s.accuracy for s in finals) / 2)
         assert line.runs == 2
         assert line.deviation is not None
@@ -55,7 +54,7 @@ def test_everyone_has_the_same_trials_and_the_best_on_the_public_set_counts(tmp_
 
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("rows.jsonl")}
     again = carry_out(plan(), tmp_path / "c", Heard())
-    assert sorted(again, key=lambda s: s.cell.name) == sorted(scores, key=lambda s: s.cell.name)
+    assert again == scores
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("rows.jsonl")}
 
     with pytest.raises(Exception, match="holds another comparison"):

@@ -156,6 +156,18 @@ def test_without_noise_no_epsilon_is_stated() -> None:
     assert "no ε holds" in result.summary["privacy"]
 
 
+def test_an_epsilon_per_round_is_what_one_round_spends_and_the_total_stands_beside_it() -> None:
+    privacy = {"mode": "per-round", "epsilon_per_round": 0.3}
+    one, three = (
+        pdsl.train("softmax", "digits", graph=pdsl.ring(4), rounds=rounds, privacy=privacy) for rounds in (1, 3)
+    )
+    assert one.epsilon is not None
+    assert three.epsilon is not None
+    assert 0.985 * 0.3 <= one.epsilon <= 0.3 < three.epsilon
+    assert one.summary["sigma"] == three.summary["sigma"]
+    assert "each round by itself spends at most ε = 0.3" in three.summary["privacy"]
+
+
 def test_the_papers_mode_prints_the_sound_total_beside_it() -> None:
     paper = {"mode": "paper", "epsilon_per_round": 0.08, "clipping": "batch"}
     result = pdsl.train("softmax", "digits", graph=pdsl.ring(4), rounds=2, privacy=paper)

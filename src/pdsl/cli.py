@@ -1,4 +1,4 @@
-"""The command line: pdsl run | compare | config | algorithms | privacy | audit | bench | report | data.
+"""The command line: pdsl run | compare | reproduce | config | algorithms | privacy | audit | bench | report | data.
 
 A command imports what only it needs when it runs.
 """
@@ -202,16 +202,17 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Compare algorithms on one task under one budget, each with the learning rate that suits it."""
+    from pdsl.cells.countdown import Countdown
     from pdsl.compare import Plan, carry_out, compared
     from pdsl.compare.page import write_page
-    from pdsl.compare.shown import Countdown, rates, table
+    from pdsl.compare.shown import rates, table
     from pdsl.config import load
 
     plan = Plan.of(load(config, assignments), algorithms.split(","), rates(grid), seeds)
     task = f"{plan.base['data']['name']}-{plan.base['graph']['kind']}"
     folder = out or Path("runs") / f"compare-{task}-{plan.key}"
     try:
-        scores = carry_out(plan, folder, Countdown(_console(stderr=True)))
+        scores = carry_out(plan, folder, Countdown(_console(stderr=True), plan.total))
     except KeyboardInterrupt:
         print(f"pdsl: interrupted; the same command goes on with what is missing in {folder}", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
@@ -222,6 +223,63 @@ def compare(
     else:
         _console().print(table(comparison))
         print(f"page: {page}")
+
+
+@app.command()
+def reproduce(
+    target: Annotated[str, typer.Argument(help="table1, table2, fig1 … fig6, or all.")],
+    only: Annotated[
+        str | None, typer.Option(help="Part of it, like graph=ring,agents=10,epsilon=1,method=pdsl.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each cell; default 3, with --quick 1.")] = None,
+    reading: Annotated[
+        str, typer.Option(help="What ε means: total, per-round, paper, or none for no noise.")
+    ] = "total",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="All the steps on handwritten digits, in a minute or two.")
+    ] = False,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of every run, instead of the table's.")] = None,
+    grid: Annotated[str | None, typer.Option(help="Learning rates that every method tries, like 0.5,1,2.")] = None,
+    assignments: Assignments = [],  # noqa: B006
+    processes: Annotated[int | None, typer.Option(min=1, help="Runs side by side; default: one per core.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; the same one goes on with what is missing.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Folder for the small result files, besides.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Run the paper's tables and figures, and show its numbers beside ours."""
+    from pdsl.cells import carry_out
+    from pdsl.cells.countdown import Countdown
+    from pdsl.compare.shown import rates
+    from pdsl.reproduce import CELLS, Plan, Task, collected
+    from pdsl.reproduce.layout import caption
+    from pdsl.reproduce.shown import tables
+    from pdsl.reproduce.tables import as_dict
+    from pdsl.reproduce.written import keep as keep_small
+    from pdsl.reproduce.written import write
+
+    task = Task(reading, quick, rounds, tuple(rates(grid)) if grid else None, tuple(assignments))
+    plan = Plan.of(target, task, only, seeds or (1 if quick else 3))
+    folder = out or Path("runs") / ("reproduce-quick" if quick else "reproduce")
+    try:
+        carry_out(plan.wanted, folder / CELLS, Countdown(_console(stderr=True), plan.total), processes)
+    except KeyboardInterrupt:
+        print(f"pdsl: interrupted; the same command goes on with what is missing in {folder}", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
+    found = {name: collected(name, plan, folder) for name in plan.targets}
+    pages = {name: write(result, folder / reading) for name, result in found.items()}
+    kept = [path for result in found.values() if keep for path in keep_small(result, keep / reading)]
+    if as_json:
+        shown = {name: as_dict(result) for name, result in found.items() if name.startswith("table")}
+        print(json.dumps({"tables": shown, "pages": {name: str(page) for name, page in pages.items()}}))
+        return
+    for name, result in found.items():
+        if name.startswith("table"):
+            for table in tables(result):
+                _console().print(table)
+            print(f"{result.verdict()}\n{caption(result)}")
+        print(f"page: {pages[name]}")
+    for path in kept:
+        print(f"kept: {path}")
 
 
 @app.command()

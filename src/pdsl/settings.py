@@ -116,8 +116,10 @@ DEFAULT_EPSILON = 8.0  # total, where noise is on and nothing says how much
 
 
 class PrivacySettings(Section):
-    mode: Literal["sound", "noise", "paper", "none"] = Field(
-        "sound", description="sound: one total budget; noise: σ as given; paper: σ by Theorem 1; none: no privacy"
+    mode: Literal["sound", "per-round", "noise", "paper", "none"] = Field(
+        "sound",
+        description="sound: one total budget; per-round: an ε for each round; noise: σ as given; paper: σ by Theorem 1;"
+        " none: no privacy",
     )
     target_epsilon: float | None = Field(
         None, gt=0, description=f"total ε of the whole run; σ is found for it; default {DEFAULT_EPSILON:g}"
@@ -131,7 +133,11 @@ class PrivacySettings(Section):
         None, ge=0, description="for experts: σ/(√k·Δ) instead of a target; a target is then the budget only"
     )
     sigma: float | None = Field(None, ge=0, description="for experts: σ of the noise on every message, likewise")
-    epsilon_per_round: float | None = Field(None, gt=0, description="paper: ε from which Theorem 1 computes σ")
+    epsilon_per_round: float | None = Field(
+        None,
+        gt=0,
+        description="per-round: ε that a round by itself may spend; paper: ε from which Theorem 1 computes σ",
+    )
     phi_min: float | None = Field(
         None, gt=0, le=1, description="paper: least share φ̂_min in Theorem 1; default λ/k from shapley.floor"
     )
@@ -149,8 +155,12 @@ class PrivacySettings(Section):
             )
         if self.mode == "paper" and given != ["epsilon_per_round"]:
             raise ValueError("mode 'paper' computes σ by Theorem 1 from epsilon_per_round alone; set it, like 0.08")
+        if self.mode == "per-round" and given != ["epsilon_per_round"]:
+            raise ValueError("mode 'per-round' finds σ for epsilon_per_round alone; set it, like 0.08")
         if self.mode == "sound" and "epsilon_per_round" in given:
-            raise ValueError("epsilon_per_round is for mode 'paper'; mode 'sound' takes a total, target_epsilon")
+            raise ValueError(
+                "epsilon_per_round is for modes 'per-round' and 'paper'; mode 'sound' takes a total, target_epsilon"
+            )
         if self.mode == "sound" and len(given) > 1:
             raise ValueError("noise_multiplier and sigma both say how much noise, exactly one can hold; leave one out")
         return self

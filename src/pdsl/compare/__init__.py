@@ -1,7 +1,7 @@
 """Several algorithms on one task under one budget, tuned alike: `pdsl compare`.
 
-Read `plan` first (what is compared, and which runs that takes), then `cells` (one run, in a process of its own),
-`carry_out` (all of them, but for what was done before), `verdict` (what came out) and `page` (the same to look at).
+Read `plan` first (what is compared, and which runs that takes), then `carry_out` (they are done, by
+`pdsl.cells`), `verdict` (what came out) and `page` (the same to look at).
 """
 
 from pdsl.compare.carry_out import carry_out

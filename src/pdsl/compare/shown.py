@@ -1,11 +1,7 @@
-"""A comparison on the terminal: cells as they end, and the table."""
+"""A comparison on the terminal."""
 
-import time
-
-from rich.console import Console
 from rich.table import Table
 
-from pdsl.compare.cells import Score
 from pdsl.compare.verdict import Comparison, Line
 from pdsl.errors import PdslError
 from pdsl.report.numbers import duration, plain, size
@@ -28,25 +24,6 @@ def rates(text: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError as e:
         raise PdslError(f"--grid {text}: not numbers with commas between, like 0.5,1,2") from e
-
-
-class Countdown:
-    """A line for every cell that ends, with the time left."""
-
-    def __init__(self, console: Console):
-        self._console = console
-        self._start = time.monotonic()
-        self._before: int | None = None  # cells that had been done by an earlier call
-
-    def __call__(self, score: Score, done: int, total: int) -> None:
-        spent = time.monotonic() - self._start
-        if self._before is None:
-            self._before = done - 1
-        left = spent / max(1, done - self._before) * (total - done)
-        how = (
-            f"failed: {score.failed}" if score.failed else f"accuracy {score.accuracy:.4f}, on Q {score.on_public:.4f}"
-        )
-        self._console.print(f"[{done}/{total}] {score.cell.name}  {how}  about {left:.0f} s left", soft_wrap=True)
 
 
 def cells(line: Line) -> list[str]:

@@ -7,8 +7,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from pdsl.cells import Score
+from pdsl.cells.many import Scores
 from pdsl.compare.carry_out import best_rate
-from pdsl.compare.cells import Score
 from pdsl.compare.plan import Plan
 
 LEVEL = 0.95  # of the best algorithm's accuracy is the level whose first round is reported
@@ -49,26 +50,27 @@ class Comparison:
         }
 
 
-def compared(plan: Plan, scores: Sequence[Score], folder: Path) -> Comparison:
-    of = {score.cell: score for score in scores}
+def compared(plan: Plan, scores: Scores, folder: Path) -> Comparison:
     finals: dict[str, list[Score]] = {}
     rates: dict[str, float | None] = {}
     for name in plan.algorithms:
-        rate = rates[name] = best_rate(plan, name, of)
-        finals[name] = [] if rate is None else [of[cell] for cell in plan.finals(name, rate)]
+        rate = rates[name] = best_rate(plan, name, scores)
+        finals[name] = [] if rate is None else [scores[cell.name] for cell in plan.finals(name, rate)]
     best = max((s.accuracy for found in finals.values() for s in found if s.failed is None), default=0.0)
     level = LEVEL * best
-    lines = [_line(name, rates[name], finals[name], scores, level, folder) for name in plan.algorithms]
+    lines = [
+        _line(name, rates[name], [scores[cell.name] for cell in plan.trials(name)], finals[name], level, folder)
+        for name in plan.algorithms
+    ]
     return Comparison(sorted(lines, key=lambda line: -(line.accuracy or 0.0)), level, folder, plan)
 
 
-def _line(
-    name: str, rate: float | None, finals: list[Score], scores: Sequence[Score], level: float, folder: Path
-) -> Line:
+def _line(name: str, rate: float | None, trials: list[Score], finals: list[Score], level: float, folder: Path) -> Line:
     good = [score for score in finals if score.failed is None]
-    failed = tuple(f"{s.cell.name}: {s.failed}" for s in scores if s.cell.algorithm == name and s.failed is not None)
+    ran = {score.name: score for score in [*trials, *finals]}
+    failed = tuple(f"{score.name}: {score.failed}" for score in ran.values() if score.failed is not None)
     accuracies = [score.accuracy for score in good]
-    reached = [t for score in good if (t := first_round_at(folder / score.cell.name, level)) is not None]
+    reached = [t for score in good if (t := first_round_at(folder / score.name, level)) is not None]
     epsilons = [score.epsilon for score in good if score.epsilon is not None]
     return Line(
         algorithm=name,

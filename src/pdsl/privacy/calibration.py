@@ -25,13 +25,13 @@ def mechanisms(
 ) -> list[Mechanism] | None:
     """Every agent's mechanism; None without noise.
 
-    With a target, σ_i = z·√k_i·Δ_i, z the least noise multiplier whose `rounds` rounds stay within the target: an
-    agent with more neighbours adds more noise, and all spend the same.
+    With a target, σ_i = z·√k_i·Δ_i, z the least noise multiplier whose `rounds` rounds (in mode per-round: one
+    round by itself) stay within the target: an agent with more neighbours adds more noise, and all spend the same.
     """
     if settings.mode == "none":
         return None
     deltas = [sensitivity(settings, batches, i) for i in range(graph.agents)]
-    if settings.epsilon_per_round is not None:
+    if settings.epsilon_per_round is not None and settings.mode != "per-round":
         phi_min = settings.phi_min if settings.phi_min is not None else floor / int(max(graph.degrees))
         C, delta = settings.max_grad_norm, settings.delta
         sigmas = [theorem1_sigma(graph, settings.epsilon_per_round, delta, C, phi_min)] * graph.agents
@@ -40,9 +40,10 @@ def mechanisms(
     else:
         z = settings.noise_multiplier
         if z is None:
-            assert settings.budget is not None
+            target, over = (settings.budget, rounds) if settings.mode == "sound" else (settings.epsilon_per_round, 1)
+            assert target is not None
             steps = max(release.steps for release in releases)
-            z = calibrate(settings.budget, settings.delta, rounds, batches.rate, steps)
+            z = calibrate(target, settings.delta, over, batches.rate, steps)
         sigmas = [z * math.sqrt(release.messages) * d for release, d in zip(releases, deltas, strict=True)]
     return [
         Mechanism(sigma, d, release.messages, release.steps, batches.rate, release.seen)

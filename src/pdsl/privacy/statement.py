@@ -25,7 +25,9 @@ def statement(settings: PrivacySettings, ledger: Ledger | None, mechanisms: list
         f"{total} at δ = {ledger.delta:g} for the worst agent over {ledger.rounds} rounds"
         f" ({sampling}; up to {most.messages} messages a round; all neighbours colluding)"
     )
-    if settings.epsilon_per_round is not None:
+    if settings.mode == "per-round":
+        text += f"; each round by itself spends at most ε = {settings.epsilon_per_round:g}"
+    elif settings.epsilon_per_round is not None:
         text += f"; σ is Theorem 1's for ε = {settings.epsilon_per_round:g} per round, a claim that is not made here"
     if settings.randomness == "seeded":
         text += f"; {SEEDED}"

@@ -1,0 +1,92 @@
+"""The layout of the paper's tables: a block of rows for each ε, a column for each graph and M."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from pdsl.report.numbers import signed
+from pdsl.reproduce.paper import AGENTS, EPSILONS, GRAPHS, METHODS, Setting
+from pdsl.reproduce.results import Entry, Results
+from pdsl.reproduce.tasks import READINGS
+
+NAMES = {"full": "Fully-connected", "bipartite": "Bipartite", "ring": "Ring"}
+OFF = "noise off"
+MISSING = "—"
+
+
+class Shown(NamedTuple):
+    """A cell of a table: text, and whether ours is the best of the five methods there."""
+
+    paper: str
+    ours: str
+    difference: str
+    first: bool
+
+
+class Block(NamedTuple):
+    """The rows of one ε: a method each, a column for each graph and M."""
+
+    title: str
+    rows: dict[str, list[Shown]]
+
+
+def columns() -> list[tuple[str, int]]:
+    return [(graph, agents) for graph in GRAPHS for agents in AGENTS]
+
+
+def label(method: str) -> str:
+    return method.upper()
+
+
+def blocks(results: Results, columns: Sequence[tuple[str, int]], methods: Sequence[str] = METHODS) -> Iterator[Block]:
+    """A block for each ε, and one for noise off where such runs are in the folder."""
+    for epsilon in EPSILONS[results.target]:
+        first = Setting(results.target, epsilon, METHODS[0], GRAPHS[0], AGENTS[0])
+        settings = {m: [replace(first, method=m, graph=g, agents=a) for g, a in columns] for m in methods}
+        rows = {m: [_shown(results.entries[s], results.first(s)) for s in row] for m, row in settings.items()}
+        yield Block(_title(results, first), rows)
+    off = results.noise_off
+    at = EPSILONS[results.target][0]  # one run serves all ε
+    cells = {m: [off.get(Setting(results.target, at, m, g, a)) for g, a in columns] for m in methods}
+    if any(entry for row in cells.values() for entry in row):
+        yield Block(OFF, {m: [_without_noise(entry) for entry in row] for m, row in cells.items()})
+
+
+def _title(results: Results, setting: Setting) -> str:
+    """The paper's ε, and what stands in its place."""
+    task = results.plan.task
+    alike = (e for e in results.entries.values() if e.setting.epsilon == setting.epsilon)
+    spent = sorted(e.epsilon for e in alike if e.epsilon is not None)
+    ends = dict.fromkeys(f"{value:.3g}" for value in (*spent[:1], *spent[-1:]))
+    total = f", total {'–'.join(ends)}" if spent else ""
+    match task.reading:
+        case "total":
+            return f"ε = {setting.epsilon:g}; ours: total ε = {task.epsilon(setting):g}"
+        case "per-round":
+            return f"ε = {setting.epsilon:g} per round{total}"
+        case "paper":
+            return f"ε = {setting.epsilon:g} by Theorem 1{total}"
+        case _:
+            return f"ε = {setting.epsilon:g}; ours: noise off"
+
+
+def _shown(entry: Entry, first: bool) -> Shown:
+    if entry.ours is None or entry.difference is None:
+        return Shown(f"{entry.paper:.3f}", MISSING, "", False)
+    return Shown(f"{entry.paper:.3f}", f"{entry.ours:.3f}", signed(entry.difference, 3), first)
+
+
+def _without_noise(entry: Entry | None) -> Shown:
+    return Shown("", MISSING if entry is None or entry.ours is None else f"{entry.ours:.3f}", "", False)
+
+
+def caption(results: Results) -> str:
+    p = results.plan
+    rates = ", ".join(f"{rate:g}" for rate in p.task.rates_of(results.target))
+    text = (
+        f"The paper's accuracy, ours, and the difference. Ours: test accuracy, mean over agents' own models and"
+        f" {len(p.seeds)} seed{'s' * (len(p.seeds) > 1)}; ε read as {p.task.reading}: {READINGS[p.task.reading]}."
+        f" Learning rate: the best of {rates} on the public set, for each method and graph, at M = {AGENTS[0]}, middle"
+        f" ε, seed {p.seeds[0]}. {MISSING}: not run."
+    )
+    return text if not p.task.quick else f"{text} Quick: handwritten digits and few rounds, not the paper's task."
