@@ -94,6 +94,8 @@ def prepare(
     A run that is taken up again brings its secret `key` and the noise `agreed` on when it started.
     """
     _check_device(config.engine.device)
+    if config.engine.exact and config.engine.device != "cpu":
+        raise PdslError(f"engine.exact is for engine.device=cpu (now {config.engine.device}); leave one of them out")
     streams = Streams(config.seed) if config.privacy.randomness == "seeded" else SecretStreams(config.seed, key)
     objects = (
         ("graph", graph, config.graph.kind),
@@ -197,7 +199,8 @@ class Apparatus:
 def apparatus(e: Experiment, workers: Workers) -> Apparatus:
     """The records of the agents here in place, ready for a round."""
     device, privacy = e.network.device, e.config.privacy
-    Q = Validation(e.network, e.validation[0].to(device), e.validation[1].to(device), e.streams, workers)
+    shared = not e.config.engine.exact
+    Q = Validation(e.network, e.validation[0].to(device), e.validation[1].to(device), e.streams, workers, shared)
     owners = Owners(
         e.network,
         [e.data.x[part].to(device) for part in e.parts],
