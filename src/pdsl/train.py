@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -259,21 +260,21 @@ def rounds(
                 yield step
 
 
-def consensus_distance(x: Tensor, mean: Tensor, engine: Engine) -> float:
-    """How far the agents' models are from their mean [d], on average; not finite if one of them is not."""
-    apart = engine.gather([float((row - mean).norm()) for row in x])
-    return sum(apart) / len(apart)
+def distances(x: Tensor, mean: Tensor) -> list[float]:
+    """How far each of these models is from the mean [d]; not finite where the model is not."""
+    return [float((row - mean).norm()) for row in x]
 
 
 def _row(e: Experiment, t: int, x: Tensor, workers: Workers) -> Row:
     engine, mean = e.engine, e.engine.mean(x)
-    sent = engine.gather([(engine.messages, engine.bytes, engine.across)])
-    messages, size, across = (sum(numbers) for numbers in zip(*sent, strict=True))
+    told = engine.gather([((engine.messages, engine.bytes, engine.across), distances(x, mean))])
+    messages, size, across = (sum(sent) for sent in zip(*(sent for sent, _ in told), strict=True))
+    consensus = fmean(distance for _, apart in told for distance in apart)
     engine.messages = engine.bytes = engine.across = 0
-    row: Row = {"round": t, "consensus": consensus_distance(x, mean, engine), "messages": messages, "bytes": size}
-    if len(sent) > 1:
+    row: Row = {"round": t, "consensus": consensus, "messages": messages, "bytes": size}
+    if len(told) > 1:
         row["bytes_between_processes"] = across
-    if t % e.config.evaluate_every == 0 and math.isfinite(row["consensus"]):
+    if t % e.config.evaluate_every == 0 and math.isfinite(consensus):
         row |= evaluate(e, x, mean, workers).as_row()
     return row
 

@@ -24,6 +24,7 @@ from pdsl.settings import EngineSettings
 
 JOINING = timedelta(seconds=120)  # until all are there and have read the settings, which name another timeout
 PORT = "29500"  # where rank 0 listens, unless MASTER_PORT says otherwise
+SHORT, DIGITS = 1024, 16  # bytes that are sent at once, and how many of them say how many there are
 
 R = TypeVar("R")
 Group = Any  # torch's own name for it is private
@@ -103,14 +104,17 @@ class Ranks(Alone):
             return [value for said in self._all(json.dumps(list(values)).encode()) for value in json.loads(said)]
 
     def _all(self, said: bytes) -> list[bytes]:
-        own = torch.tensor([len(said)])
-        sizes = [torch.zeros_like(own) for _ in range(self.size)]
-        distributed.all_gather(sizes, own, group=self._group)
-        longest = max(int(size) for size in sizes)
-        padded = torch.frombuffer(bytearray(said.ljust(longest)), dtype=torch.uint8)
+        """Everybody's bytes. Short ones are there in one turn; it takes another where anybody's are long."""
+        heads = self._turn(f"{len(said):>{DIGITS}}".encode() + said[: SHORT - DIGITS], SHORT)
+        longest = max(int(head[:DIGITS]) for head in heads)
+        return [head[DIGITS:] for head in heads] if longest <= SHORT - DIGITS else self._turn(said, longest)
+
+    def _turn(self, said: bytes, size: int) -> list[bytes]:
+        """`size` bytes of everybody, filled up with spaces, which change nothing that JSON says."""
+        padded = torch.frombuffer(bytearray(said.ljust(size)), dtype=torch.uint8)
         everyones = [torch.empty_like(padded) for _ in range(self.size)]
         distributed.all_gather(everyones, padded, group=self._group)
-        return [row.numpy().tobytes() for row in everyones]  # spaces at its end do not change what JSON says
+        return [row.numpy().tobytes() for row in everyones]
 
     def together(self, action: Callable[[], R]) -> R:
         problem: str | None = None
