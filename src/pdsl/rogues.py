@@ -3,6 +3,7 @@
 They keep to the protocol: what they send is clipped, and noise is added to it, as to anybody's.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -45,15 +46,17 @@ class Spoiled:
 
     def gradients(self, t: int, agents: Tensor, x: Tensor, step: int = 0, teachers: Tensor | None = None) -> Tensor:
         g = self.owners.gradients(t, agents, x, step, teachers)
+        asked: Counter[int] = Counter()
         for row, agent in enumerate(agents.tolist()):
+            asked[agent] += 1
             if self.rogues.get(agent) == "noise":
-                g[row] = self._random(t, agent, step, row, g.shape[1])
+                g[row] = self._random(t, agent, step, asked[agent], g.shape[1])
             elif self.rogues.get(agent) == "idle":
                 g[row] = 0
         return g
 
-    def _random(self, t: int, agent: int, step: int, row: int, d: int) -> Tensor:
-        """As long as clipping lets a message be."""
-        direction: Tensor = torch.from_numpy(self.streams.normals(d, f"rogue.{step}.{row}", agent, t))
+    def _random(self, t: int, agent: int, step: int, nth: int, d: int) -> Tensor:
+        """As long as clipping lets a message be; another for each who asks."""
+        direction: Tensor = torch.from_numpy(self.streams.normals(d, f"rogue.{step}.{nth}", agent, t))
         scaled: Tensor = direction * (self.owners.C / direction.norm())
         return scaled

@@ -1,34 +1,70 @@
 """A run with a directory: started, watched, interrupted at any moment, taken up again, finished."""
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from pdsl import config as configs
+from pdsl.checkpoints import Checkpoint
 from pdsl.config import Config
+from pdsl.engine.ranks import Alone
 from pdsl.errors import PdslError
-from pdsl.privacy import Ledger
-from pdsl.randomness import SecretStreams
+from pdsl.privacy import Ledger, Mechanism
+from pdsl.randomness import KEY_BYTES, SecretStreams
 from pdsl.results import Result, finish
-from pdsl.runs import PART, Checkpoint, RunDirectory
+from pdsl.runs import PART, RunDirectory, unused
 from pdsl.train import Experiment, Row, final_evaluation, prepare, rounds, state_from, state_tensors
 
 Begin = Callable[[], None]  # called when nothing can be the user's mistake any more
 Watch = Callable[[Row], None]  # told about every new row, and the last of the old ones
 Complain = Callable[[str], None]  # told about damage that was got over
-LEDGER, KEY = "ledger.json", "secret.key"
-MAY_CHANGE = ("rounds", "checkpoint_every", "engine.workers", "engine.device")  # on resuming: what changes no row
+LEDGER, KEY, JOB = "ledger.json", "secret.key", "job"
+ALONE = Alone()
+MAY_CHANGE = (
+    "rounds",
+    "checkpoint_every",
+    "engine.workers",
+    "engine.device",
+    "engine.timeout",
+)  # on resuming: what changes no row
 
 
-def start(config: Config, out: Path) -> tuple[Experiment, RunDirectory]:
+def start(config: Config, out: Path, ranks: Alone = ALONE) -> tuple[Experiment, RunDirectory]:
     """Everything is checked before the directory is made: a mistake leaves nothing behind."""
-    experiment = prepare(config)
-    return experiment, RunDirectory.create(out, config.to_toml(), experiment.facts())
+    ranks.settle(config.engine)
+    (key, *_) = ranks.gather([secrets.token_hex(KEY_BYTES)])  # one for all: any process may own an agent later on
+    experiment = ranks.together(lambda: prepare(config, key=bytes.fromhex(key), engine=ranks.engine))
+    if ranks.rank > 0:
+        ranks.together(lambda: None)
+        return experiment, RunDirectory(out)
+    run = ranks.together(lambda: RunDirectory.create(out, config.to_toml(), experiment.facts()))
+    if ranks.job:
+        run.write(JOB, ranks.job.encode())
+    return experiment, run
 
 
-def take_up(path: Path, assignments: Sequence[str]) -> tuple[Experiment, RunDirectory]:
+def begun(config: Config, out: Path | None, ranks: Alone) -> tuple[Path, bool]:
+    """The directory of a run, and whether it is there already: begun by this very job, before it was restarted."""
+    folder, name = Path("runs"), f"{config.data.name}-{config.graph.kind}-{config.algorithm.name}"
+    places = [out] if out else sorted(folder.glob(f"{name}*"))
+    ours = [path for path in places if ranks.restarts and RunDirectory(path).read(JOB) == ranks.job.encode()]
+    path = ours[-1] if ours else out or unused(folder, name)
+    ((chosen, there), *_) = ranks.gather([(str(path), bool(ours))])  # rank 0's word
+    return Path(chosen), there
+
+
+def take_up(path: Path, assignments: Sequence[str], ranks: Alone = ALONE) -> tuple[Experiment, RunDirectory]:
     """An old run, with those settings changed that change none of its rows."""
+    run, config, key, agreed = ranks.together(lambda: _found(path, assignments))
+    ranks.settle(config.engine)
+    return ranks.together(lambda: prepare(config, key=key, agreed=agreed, engine=ranks.engine)), run
+
+
+def _found(path: Path, assignments: Sequence[str]) -> tuple[RunDirectory, Config, bytes | None, list[Mechanism] | None]:
+    """A run's directory, its settings, its secret and the noise agreed on when it started."""
     for assignment in assignments:
         key = assignment.partition("=")[0].strip()
         if key not in MAY_CHANGE:
@@ -38,7 +74,7 @@ def take_up(path: Path, assignments: Sequence[str]) -> tuple[Experiment, RunDire
     run = RunDirectory.open(path)
     ledger = read_ledger(run)
     config = configs.load(None, assignments, base=run.config())
-    return prepare(config, key=run.read(KEY), agreed=None if ledger is None else ledger.mechanisms), run
+    return run, config, run.read(KEY), None if ledger is None else ledger.mechanisms
 
 
 def read_ledger(run: RunDirectory) -> Ledger | None:
@@ -50,9 +86,12 @@ def read_ledger(run: RunDirectory) -> Ledger | None:
 def execute(
     experiment: Experiment, run: RunDirectory, begin: Begin, watch: Watch, complain: Complain
 ) -> dict[str, Any]:
-    """Run what is left to run, from the newest whole checkpoint on. Returns the summary."""
+    """Run what is left to run, from the newest whole checkpoint on. Returns the summary, to the process that writes.
+
+    The other processes of the run, if there are any, get an empty one.
+    """
     try:
-        with run.lock():
+        with run.lock() if experiment.engine.writes else nullcontext():
             return _execute(experiment, run, begin, watch, complain)
     except OSError as e:
         raise PdslError(
@@ -61,9 +100,8 @@ def execute(
 
 
 def _execute(e: Experiment, run: RunDirectory, begin: Begin, watch: Watch, complain: Complain) -> dict[str, Any]:
-    checkpoint, complaints = run.newest()
-    for complaint in complaints:
-        complain(complaint)
+    engine = e.engine
+    checkpoint, complaints = run.newest(engine.agents, engine.gather)
     done, seconds = 0, 0.0
     state: Any = None
     if checkpoint is not None:
@@ -72,31 +110,47 @@ def _execute(e: Experiment, run: RunDirectory, begin: Begin, watch: Watch, compl
         if done > e.config.rounds:
             raise PdslError(f"{run.path} has {done} rounds already; rounds={e.config.rounds} cannot take any back")
     ledger = _agreed_ledger(e, run, done)
-    rows = run.back_to(done)
-    run.describe(e.config.to_toml(), e.facts())
-    if done < e.config.rounds:
-        (run.path / "summary.json").unlink(missing_ok=True)  # of a run that is being extended
-    begin()
-    for row in rows[-1:]:
-        watch(row)
+    rows: list[Row] = []
+    if engine.writes:
+        for complaint in complaints:
+            complain(complaint)
+        rows = run.back_to(done)
+        run.describe(e.config.to_toml(), e.facts())
+        if done < e.config.rounds:
+            (run.path / "summary.json").unlink(missing_ok=True)  # of a run that is being extended
+        begin()
+        for row in rows[-1:]:
+            watch(row)
+    engine.gather([])  # what is old is out of the way
 
     start = time.monotonic() - seconds
 
     def announce(ledger: Ledger) -> None:
-        run.write(LEDGER, ledger.to_json().encode())
+        if engine.writes:
+            run.write(LEDGER, ledger.to_json().encode())
+        engine.gather([])  # nobody sends before it is written
+
+    def save(t: int) -> None:
+        run.save(Checkpoint(t, state_tensors(state), seconds), engine.agents, e.graph.agents)
+        engine.gather([])  # everybody's part is there
+        if engine.writes:
+            run.prune()
 
     for step in rounds(e, state, ledger, done, announce):
-        rows.append(step.row)
-        run.append(step.row)
-        state, ledger, seconds = step.state, step.ledger, time.monotonic() - start
+        state, ledger, seconds, done = step.state, step.ledger, time.monotonic() - start, step.t
+        if engine.writes:
+            rows.append(step.row)
+            run.append(step.row)
         if step.t % e.config.checkpoint_every == 0:
-            run.save(Checkpoint(step.t, state_tensors(state), seconds))
-        watch(step.row)
+            save(step.t)
+        if engine.writes:
+            watch(step.row)
     if state is None:
         raise PdslError("privacy: not even one round fits the budget; raise target_epsilon or the noise")
-    if len(rows) % e.config.checkpoint_every:
-        run.save(Checkpoint(len(rows), state_tensors(state), seconds))
-    return finish(run, Result(e, rows, state, final_evaluation(e, state.x), seconds, ledger))
+    if done % e.config.checkpoint_every:
+        save(done)
+    evaluation = final_evaluation(e, state.x)
+    return finish(run, Result(e, rows, state, evaluation, seconds, ledger)) if engine.writes else {}
 
 
 def _agreed_ledger(e: Experiment, run: RunDirectory, done: int) -> Ledger | None:
@@ -109,7 +163,7 @@ def _agreed_ledger(e: Experiment, run: RunDirectory, done: int) -> Ledger | None
             f"{run.path / LEDGER} does not account for the {done} rounds that were run, so what was spent is not known;"
             " restore it, or start the run anew"
         )
-    if isinstance(e.streams, SecretStreams) and run.read(KEY) is None:
+    if isinstance(e.streams, SecretStreams) and e.engine.writes and run.read(KEY) is None:
         if ledger is not None and ledger.rounds:
             raise PdslError(
                 f"{run.path / KEY} is missing: a round run again would draw new noise; restore it, or start anew"

@@ -132,6 +132,7 @@ class Validation:
     labels: Tensor
     streams: Streams
     workers: Workers
+    shared: bool = True  # agents with the same candidates are valued together, which decides how sums are rounded
 
     def contributions(
         self, t: int, agents: Sequence[int], x: Tensor, candidates: Sequence[Tensor], settings: ShapleySettings
@@ -151,7 +152,7 @@ class Validation:
 
         # Agents with the same candidates (a full graph without noise) play the same game: it is evaluated once.
         games: dict[bytes, _Game] = {}
-        keys = [b"".join(row_digests(c)) for c in candidates]
+        keys = [b"".join(row_digests(c)) if self.shared else b"%d" % i for i, c in enumerate(candidates)]
         for key, c, (estimator, plan) in zip(keys, candidates, plans, strict=True):
             game = games.setdefault(key, _Game(c, estimator, worth, {}))
             game.values.update(dict.fromkeys(s for s in plan.coalitions if s))
@@ -166,18 +167,21 @@ class Validation:
         return valuations
 
     def fidelity(
-        self, t: int, agents: Sequence[int], candidates: Sequence[Tensor], settings: ShapleySettings
+        self, t: int, agents: range, everyone: int, candidates: Sequence[Tensor], settings: ShapleySettings
     ) -> dict[str, float] | None:
         """How far `fast` is from the truth: a few coalitions of one agent by their logits and by their true models.
 
-        None in rounds without a check. The agent and the coalitions are drawn anew for every check.
+        None in rounds without a check. The agent, one of `everyone`, and the coalitions are drawn anew for every
+        check; None as well where that agent is not among `agents`, whose candidates are given.
         """
         if settings.weighting == "uniform" or not settings.check_every or t % settings.check_every:
             return None
         if settings.sample is not None and settings.sample < len(self.labels):
-            return self._sampled(t, settings.sample).fidelity(t, agents, candidates, settings)
+            return self._sampled(t, settings.sample).fidelity(t, agents, everyone, candidates, settings)
         generator = self.streams.generator("fidelity", round=t)
-        models = candidates[int(generator.integers(len(candidates)))]
+        if (chosen := int(generator.integers(everyone))) not in agents:
+            return None
+        models = candidates[chosen - agents.start]
         name, _ = self._plan(t, 0, len(models), settings)
         if name != "fast":
             return None
