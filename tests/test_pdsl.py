@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pdsl.config import validated
+from pdsl.shapley import shares
 from pdsl.train import Experiment, Step, prepare, rounds
 from tests.oracles import literal
 
@@ -23,7 +24,7 @@ def experiment(**sections: dict[str, object]) -> Experiment:
         "model": {"channels": [3, 4]},
         "batch": {"size": 24},
         "privacy": {"mode": "noise", "sigma": 0.02},
-        "shapley": {"estimator": "exact", "value": "accuracy", "probe": 1.0},
+        "shapley": {"estimator": "exact", "value": "accuracy", "probe": 1.0, "weighting": "minmax", "memory": 0.0},
         "data": {"validation": 60},
     }
     for name, section in sections.items():
@@ -161,3 +162,18 @@ def test_torch_threads_are_given_back() -> None:
 def test_another_seed_is_another_run() -> None:
     a, b = (next(iter(rounds(experiment(seed=seed)))) for seed in (1, 2))  # type: ignore[arg-type]
     assert not torch.equal(a.state.x, b.state.x)
+
+
+def test_values_are_averaged_over_rounds() -> None:
+    """A running mean until memory is reached, then an exponential one; shares are those of the average."""
+    e = experiment(shapley={"memory": 0.5, "weighting": "helpful", "value": "loss"}, rounds=4)
+    degree = int(max(e.graph.degrees))
+    mean = np.zeros((e.graph.agents, degree))
+    for step in rounds(e):
+        phi = np.array(step.row["shapley"]["phi"]).reshape(mean.shape)
+        kept = min(0.5, (step.t - 1) / step.t)
+        mean = kept * mean + (1 - kept) * phi
+        assert step.state.phi.numpy() == pytest.approx(mean, abs=1e-12)
+        found = np.array(step.row["shapley"]["share"]).reshape(mean.shape)
+        for row, share in zip(mean, found, strict=True):
+            assert share == pytest.approx(shares(row, e.config.shapley), abs=1e-12)

@@ -61,9 +61,7 @@ def test_what_they_send() -> None:
 
 @pytest.mark.parametrize("kind", ["flipped", "noise"])
 def test_weights_find_them(kind: str) -> None:
-    e = prepare(
-        load(None, [*SMALL, f"rogue.{kind}=2", "shapley.floor=0.1", "shapley.value=loss", "partition.kind=iid"])
-    )
+    e = prepare(load(None, [*SMALL, f"rogue.{kind}=2", "shapley.floor=0.1", "partition.kind=iid"]))
     shares = torch.zeros(8)
     for step in rounds(e):
         shares += torch.tensor(step.row["shapley"]["share"]).view(8, 8).sum(0)

@@ -168,7 +168,7 @@ def test_prefixes_are_shared() -> None:
 
 
 def minmax(floor: float) -> ShapleySettings:
-    return ShapleySettings(floor=floor)
+    return ShapleySettings(weighting="minmax", floor=floor)
 
 
 wild = st.one_of(
@@ -206,6 +206,15 @@ def test_shares_without_a_floor_are_equations_19_and_20(phi: list[Fraction]) -> 
 def test_equal_values_share_equally(floor: float) -> None:
     for value in (0.0, -0.25, 1e-300, 1e300):
         assert (shares(np.full(5, value), minmax(floor)) == 0.2).all()
+
+
+def test_all_who_help_count_alike_and_others_less() -> None:
+    helpful = ShapleySettings(floor=0)
+    assert shares(np.array([3.0, 0.1, 0.0, 1.0]), helpful) == pytest.approx([1 / 4] * 4)
+    assert shares(np.array([2.0, -1.0, 0.5]), helpful) == pytest.approx([2 / 5, 1 / 5, 2 / 5])
+    assert shares(np.array([1.0, -1.0, -5.0]), helpful) == pytest.approx([1, 0, 0])
+    assert shares(np.array([-1.0, -2.0, 0.0]), helpful) == pytest.approx([1 / 3] * 3)  # nobody helps
+    assert shares(np.array([1.0, -9.0]), ShapleySettings(floor=0.1)) == pytest.approx([0.95, 0.05])
 
 
 def test_uniform_weighting_looks_at_no_values() -> None:
@@ -252,6 +261,10 @@ def normal(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def by_accuracy(**settings: object) -> ShapleySettings:
+    return ShapleySettings.model_validate({"value": "accuracy", **settings})
+
+
 QUESTIONS = normal(0, 90, 4)
 ANSWERS = torch.arange(90) % 3
 
@@ -287,7 +300,7 @@ def test_a_coalition_is_worth_its_mean_models_accuracy(k: int, empty: str, worke
     module = mlp()
     Q, network = public_set(module, workers)
     x, candidates = models(network.d, 2, k)
-    settings = ShapleySettings(estimator="exact", empty=empty)
+    settings = by_accuracy(estimator="exact", empty=empty)
     for i, valuation in enumerate(Q.contributions(1, [0, 1], x, candidates, settings)):
         v_empty = accuracy(module, x[i]) if empty == "model" else Fraction(0)
 
@@ -337,7 +350,7 @@ def test_fast_is_true_for_a_model_linear_in_its_parameters(k: int, other: str, w
     Q, network = public_set(softmax(), workers)
     x, candidates = models(network.d, 2, k)
     fast, true = (
-        Q.contributions(4, [0, 1], x, candidates, ShapleySettings(estimator=estimator, permutations=5))
+        Q.contributions(4, [0, 1], x, candidates, by_accuracy(estimator=estimator, permutations=5))
         for estimator in ("fast", other)
     )
     for a, b in zip(fast, true, strict=True):
@@ -348,7 +361,7 @@ def test_fast_is_true_for_a_model_linear_in_its_parameters(k: int, other: str, w
 def test_fast_evaluates_each_member_once(workers: Workers) -> None:
     Q, network = public_set(mlp(), workers)
     x, candidates = models(network.d, 2, 7)
-    Q.contributions(1, [0, 1], x, candidates, ShapleySettings(estimator="fast", empty="zero"))
+    Q.contributions(1, [0, 1], x, candidates, by_accuracy(estimator="fast", empty="zero"))
     assert network.evaluated == 2 * 7
 
 
@@ -357,7 +370,7 @@ def test_auto_is_exact_up_to_5_members_and_fast_beyond(workers: Workers) -> None
     for k, estimator, evaluated, coalitions in [(5, "exact", 31 + 1, 32), (6, "fast", 6 + 1, 64)]:
         network.evaluated = 0
         x, candidates = models(network.d, 1, k)
-        [valuation] = Q.contributions(1, [0], x, candidates, ShapleySettings(estimator="auto"))
+        [valuation] = Q.contributions(1, [0], x, candidates, by_accuracy(estimator="auto"))
         assert (valuation.estimator, network.evaluated, valuation.coalitions) == (estimator, evaluated, coalitions)
 
 
@@ -365,7 +378,7 @@ def test_auto_is_exact_up_to_5_members_and_fast_beyond(workers: Workers) -> None
 def test_beyond_10_members_permutations_are_looked_at(estimator: str, workers: Workers) -> None:
     Q, network = public_set(softmax(), workers)
     x, candidates = models(network.d, 1, 11)
-    settings = ShapleySettings(estimator=estimator, permutations=3)
+    settings = by_accuracy(estimator=estimator, permutations=3)
     [valuation] = Q.contributions(1, [0], x, candidates, settings)
     assert 11 + 1 <= valuation.coalitions <= 3 * 11 + 1
     expected = valuation.coalitions - 1 if estimator == "montecarlo" else 11
@@ -378,7 +391,7 @@ def test_beyond_10_members_permutations_are_looked_at(estimator: str, workers: W
 def test_permutations_differ_between_agents_and_rounds_and_come_again(workers: Workers) -> None:
     Q, network = public_set(mlp(), workers)
     x, [candidates, _] = models(network.d, 2, 8)
-    settings = ShapleySettings(estimator="montecarlo", permutations=2)
+    settings = by_accuracy(estimator="montecarlo", permutations=2)
 
     def phi(t: int, agent: int) -> list[float]:
         return Q.contributions(t, [agent], x[:1], [candidates], settings)[0].phi.tolist()
@@ -392,7 +405,7 @@ def test_exact_is_refused_beyond_its_limit(workers: Workers) -> None:
     Q, network = public_set(softmax(), workers)
     x, candidates = models(network.d, 1, EXACT_LIMIT + 1)
     with refused("shapley.estimator=exact", "15 members", "montecarlo or fast"):
-        Q.contributions(1, [0], x, candidates, ShapleySettings(estimator="exact"))
+        Q.contributions(1, [0], x, candidates, by_accuracy(estimator="exact"))
     assert network.evaluated == 0
 
 
@@ -412,10 +425,10 @@ def test_equal_candidates_are_evaluated_once(estimator: str, each: int, workers:
     x, [a, b, _] = models(network.d, 3, 3)
     x[1] = x[0]
     candidates = [a, b, a.clone()]
-    together = Q.contributions(1, range(3), x, candidates, ShapleySettings(estimator=estimator))
+    together = Q.contributions(1, range(3), x, candidates, by_accuracy(estimator=estimator))
     assert network.evaluated == 2 * each + 2
     for i in range(3):
-        [alone] = Q.contributions(1, [i], x[i : i + 1], [candidates[i]], ShapleySettings(estimator=estimator))
+        [alone] = Q.contributions(1, [i], x[i : i + 1], [candidates[i]], by_accuracy(estimator=estimator))
         assert together[i].phi.tolist() == alone.phi.tolist()
     assert together[0].phi.tolist() != together[2].phi.tolist()  # v(∅) differs
 
@@ -424,14 +437,14 @@ def test_the_same_member_twice_is_worth_the_same(workers: Workers) -> None:
     Q, network = public_set(mlp(), workers)
     x, [c] = models(network.d, 1, 4)
     c[3] = c[1]
-    [valuation] = Q.contributions(1, [0], x, [c], ShapleySettings(estimator="fast"))
+    [valuation] = Q.contributions(1, [0], x, [c], by_accuracy(estimator="fast"))
     assert valuation.phi[3] == valuation.phi[1]
 
 
 def test_neighbourhoods_may_differ_in_size(workers: Workers) -> None:
     Q, network = public_set(mlp(), workers)
     x, [a, b] = models(network.d, 2, 6)
-    valuations = Q.contributions(1, [0, 1], x, [a, b[:2]], ShapleySettings())
+    valuations = Q.contributions(1, [0, 1], x, [a, b[:2]], by_accuracy())
     assert [(v.estimator, len(v.phi)) for v in valuations] == [("fast", 6), ("exact", 2)]
 
 
@@ -442,7 +455,7 @@ def test_a_part_of_the_public_set_is_the_same_for_all_agents_and_another_each_ro
     x = x.repeat(2, 1)
     by_round = []
     for t in (1, 2):
-        settings = ShapleySettings(estimator="exact", sample=20, empty="zero")
+        settings = by_accuracy(estimator="exact", sample=20, empty="zero")
         a, b = Q.contributions(t, [0, 1], x, [candidates, candidates.clone()], settings)
         assert a.phi.tolist() == b.phi.tolist()
         whole = a.phi.sum() * 20  # v(N) in records of the part, by efficiency
@@ -455,7 +468,7 @@ def test_a_part_of_the_public_set_is_the_same_for_all_agents_and_another_each_ro
 def test_a_part_as_large_as_the_public_set_is_all_of_it(sample: int, workers: Workers) -> None:
     Q, network = public_set(mlp(), workers)
     x, candidates = models(network.d, 1, 3)
-    part, all_of_it = (Q.contributions(1, [0], x, candidates, ShapleySettings(sample=n))[0] for n in (sample, None))
+    part, all_of_it = (Q.contributions(1, [0], x, candidates, by_accuracy(sample=n))[0] for n in (sample, None))
     assert part.phi.tolist() == all_of_it.phi.tolist()
 
 
@@ -463,9 +476,7 @@ def test_the_part_is_worth_what_its_records_say(workers: Workers) -> None:
     """The mean over many rounds' parts is the value on all of Q."""
     Q, network = public_set(softmax(), workers)
     x, candidates = models(network.d, 1, 1)
-    found = [
-        Q.contributions(t, [0], x, candidates, ShapleySettings(sample=30, empty="zero"))[0].phi[0] for t in range(300)
-    ]
+    found = [Q.contributions(t, [0], x, candidates, by_accuracy(sample=30, empty="zero"))[0].phi[0] for t in range(300)]
     p = float(accuracy(softmax(), candidates[0][0]))
     without_replacement = (90 - 30) / (90 - 1)
     assert np.mean(found) == pytest.approx(p, abs=5 * np.sqrt(p * (1 - p) / 30 * without_replacement / 300))

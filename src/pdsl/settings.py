@@ -100,10 +100,14 @@ class ShapleySettings(Section):
     empty: Literal["model", "zero"] = Field(
         "model", description="v of the empty coalition: accuracy of the agent's model, or zero as in the paper"
     )
-    weighting: Literal["minmax", "uniform"] = Field(
-        "minmax", description="minmax as in the paper; uniform: no Shapley values, all members alike"
+    weighting: Literal["helpful", "minmax", "uniform"] = Field(
+        "helpful",
+        description="helpful: less for those who hurt; minmax as in the paper; uniform: no Shapley values, all alike",
     )
-    floor: float = Field(0.5, ge=0, le=1, description="λ: share = (1-λ)·φ̂/Σφ̂ + λ/k; the paper has 0")
+    memory: float = Field(
+        0.9, ge=0, lt=1, description="of the values so far, kept when those of a round come in; the paper has 0"
+    )
+    floor: float = Field(0.1, ge=0, le=1, description="λ: share = (1-λ)·φ̂/Σφ̂ + λ/k; the paper has 0")
 
     @model_validator(mode="after")
     def _zero_is_an_accuracy(self) -> "ShapleySettings":

@@ -91,13 +91,23 @@ def members(mask: int) -> list[int]:
 
 
 def shares(phi: Values, settings: ShapleySettings) -> Values:
-    """Each member's share of the aggregate: φ̂/Σφ̂ of equations (19) and (20), raised to at least λ/k; sums to 1."""
+    """Each member's share of the aggregate: φ̂/Σφ̂ of equation (20), raised to at least λ/k; sums to 1.
+
+    `minmax` is equation (19): the least member counts nothing, however little the members differ. `helpful`: all whose
+    messages help count alike, the others less, and nothing once they hurt as much as the best one helps.
+    """
     k = len(phi)
     uniform: Values = np.full(k, 1 / k)
     spread = phi.max() - phi.min()
     if settings.weighting == "uniform" or spread == 0:
         return uniform  # equal values: nobody is worth more than another, and (19) would be 0/0
-    phi_hat: Values = (phi - phi.min()) / spread
+    phi_hat: Values
+    if settings.weighting == "minmax":
+        phi_hat = (phi - phi.min()) / spread
+    elif phi.max() > 0:
+        phi_hat = np.clip(1 + phi / phi.max(), 0, 1)
+    else:
+        return uniform  # nobody helps, so there is nothing to measure the others by
     raised: Values = (1 - settings.floor) * phi_hat / phi_hat.sum() + settings.floor * uniform
     return raised
 

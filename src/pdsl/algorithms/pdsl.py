@@ -4,6 +4,7 @@ Line numbers are Algorithm 1's (the `end` of its inner loop is line 12); equatio
 Rows are agents [m, d] or edges [E, d]; an edge e has receiver i and sender j.
 """
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, Literal
 
@@ -13,13 +14,19 @@ from pydantic import Field
 from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Facts, Round
-from pdsl.algorithms.states import ModelsAndMomenta as State
 from pdsl.engine import Engine
 from pdsl.engine.base import weighted_sums
 from pdsl.graph import Graph
 from pdsl.privacy import Release
 from pdsl.settings import ShapleySettings
-from pdsl.shapley import Valuation, check, shares
+from pdsl.shapley import Valuation, Values, check, shares
+
+
+@dataclass(frozen=True)
+class State:
+    x: Tensor  # [m, d] models
+    u: Tensor  # [m, d] momenta
+    phi: Tensor  # [m, K] float64, what each member's messages have been worth; K members at most, 0 before round 1
 
 
 class PDSL(Algorithm):
@@ -37,7 +44,7 @@ class PDSL(Algorithm):
     shapley: ShapleySettings = Field(ShapleySettings(), exclude=True, description="in a config: the section [shapley]")
 
     def init(self, x0: Tensor) -> State:
-        return State(x=x0, u=torch.zeros_like(x0))
+        return State(x=x0, u=torch.zeros_like(x0), phi=torch.zeros(len(x0), 0, dtype=torch.float64))
 
     def step(self, state: State, r: Round) -> tuple[State, Facts]:
         x, u, engine = state.x, state.u, r.engine
@@ -51,7 +58,8 @@ class PDSL(Algorithm):
         x_ij = x[i] - self.shapley.probe * gamma * g_hat_ji  # line 14, eq. 15
         by_agent = [x_ij[a:b] for a, b in pairwise(engine.offsets)]
         valued = r.validation.contributions(r.t, engine.agents, x, by_agent, self.shapley)  # line 15, eq. 16-18
-        share = torch.from_numpy(np.concatenate([shares(v.phi, self.shapley) for v in valued]))  # line 16, eq. 19
+        phi, phi_i = self._so_far(state.phi, valued, r)
+        share = torch.from_numpy(np.concatenate([shares(values, self.shapley) for values in phi_i]))  # line 16, eq. 19
         pi = share / engine.omega if self.step_scale == "paper" else share  # line 17, eq. 20
 
         g_bar = weighted_sums(g_hat_ji, pi, engine.offsets)  # line 18, eq. 21
@@ -61,7 +69,24 @@ class PDSL(Algorithm):
         x = engine.mix(x_hat)  # lines 21, 22, 24, eq. 25
 
         checked = r.validation.fidelity(r.t, engine.agents, r.graph.agents, by_agent, self.shapley)
-        return State(x, u), {"shapley": _facts(engine, valued, share, checked)}
+        return State(x, u, phi), {"shapley": _facts(engine, valued, share, checked)}
+
+    def _so_far(self, phi: Tensor, valued: list[Valuation], r: Round) -> tuple[Tensor, list[Values]]:
+        """φ averaged over rounds: all members' [m, K], and for each agent those who are there in this round.
+
+        A running mean at first, then `shapley.memory` of what was and the rest of what is new; with 0, φ of this round.
+        """
+        kept = min(self.shapley.memory, (r.t - 1) / r.t)
+        if phi.shape[1] == 0:
+            phi = torch.zeros(len(phi), int(max(r.graph.degrees)), dtype=torch.float64)
+        phi = phi.cpu().clone()
+        found = []
+        for row, (v, (a, b)) in enumerate(zip(valued, pairwise(r.engine.offsets), strict=True)):
+            members = r.graph.neighbourhood(r.engine.agents[row])
+            at = np.searchsorted(members, r.engine.sender[a:b].cpu().numpy())
+            phi[row, at] = kept * phi[row, at] + (1 - kept) * torch.from_numpy(v.phi)
+            found.append(phi[row, at].numpy())
+        return phi, found
 
     def check(self, members: int) -> None:
         check(self.shapley, members)
