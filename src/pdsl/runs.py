@@ -33,6 +33,7 @@ from pdsl.errors import PdslError
 
 Row = dict[str, Any]
 PART = ".part"  # ends the name of a file that is being written
+DAMAGE = (SafetensorError, OSError, KeyError, ValueError)  # what reading a checkpoint that is not whole may raise
 KEPT = 2  # checkpoints: the newest, and the one before it in case the newest is damaged
 
 
@@ -177,11 +178,22 @@ class RunDirectory:
         for file in self._checkpoints():
             try:
                 return _load(file), complaints
-            except (SafetensorError, OSError, KeyError, ValueError) as e:
+            except DAMAGE as e:
                 complaints.append(f"{file} is damaged ({e}); using the one before it")
         if complaints:
             complaints[-1] = complaints[-1].replace("using the one before it", "starting from the beginning")
         return None, complaints
+
+    def kept(self) -> tuple[list[Checkpoint], list[str]]:
+        """Every checkpoint that is whole, the oldest first, and a line about each that is not."""
+        whole: list[Checkpoint] = []
+        complaints: list[str] = []
+        for file in reversed(self._checkpoints()):
+            try:
+                whole.append(_load(file))
+            except DAMAGE as e:
+                complaints.append(f"{file} is damaged ({e}) and left out")
+        return whole, complaints
 
     def _checkpoints(self) -> list[Path]:
         files = (self.path / "checkpoint").glob("round-*.safetensors")
