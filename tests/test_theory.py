@@ -146,6 +146,19 @@ def test_the_paper_s_own_learning_rates_violate_it(α: float, γ: float) -> None
     assert answer["corollary"]["rounds"] > 4 * answer["corollary"]["rounds_below"]
 
 
+def test_a_negative_formula_is_no_bound() -> None:
+    constants = {"gamma": 0.001, "alpha": 0.5, "L": 1, "rho": 0.25, "C": 1, "sigma": 1, "d": 3, "zeta": 1, "kappa": 1}
+    constants |= {"omega-min": 0.5, "agents": 2, "rounds": 4, "excess": 8}
+    options = [word for name, value in constants.items() for word in (f"--{name}", value)]
+    answer = answered(*options)
+    assert (answer["violated"], answer["bound"], answer["formula_lacks"]) == (["descent"], None, [])
+    assert answer["formula"]["start"] == pytest.approx(8 / (4 * (0.001 - 0.5)))  # m1 = γ − 1/2 at α = 1/2
+    assert answer["formula"]["sum"] < 0
+    shown = pdsl("theory", *options).out
+    assert "does not apply" in shown
+    assert "negative since m1 < 0" in shown
+
+
 def test_rho_of_a_graph_is_the_paper_s() -> None:
     for graph in (ring(10), full(10), bipartite(10)):
         eigenvalues = np.linalg.eigvalsh(graph.W)
