@@ -1,11 +1,12 @@
 # make run    the main job: ten agents on a ring learn handwritten digits
 # make test   lint, types, all tests
 # make bench  speed, as ratios measured in one run
+# make docs   the manual as a site, in site/
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 export OMP_NUM_THREADS := 1
 
-.PHONY: run test check lint types unit bench clean
+.PHONY: run test check lint types unit bench docs clean
 
 run: $(VENV)/installed
 	$(VENV)/bin/pdsl run
@@ -27,6 +28,9 @@ unit: $(VENV)/installed-dev
 bench: $(VENV)/installed
 	$(VENV)/bin/pdsl bench
 
+docs: $(VENV)/installed-docs
+	$(VENV)/bin/mkdocs build --strict
+
 $(VENV)/bin/python:
 	python3 -m venv $(VENV)
 
@@ -38,5 +42,9 @@ $(VENV)/installed-dev: $(VENV)/bin/python pyproject.toml
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	touch $@ $(VENV)/installed
 
+$(VENV)/installed-docs: $(VENV)/bin/python pyproject.toml
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	touch $@ $(VENV)/installed
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -99,10 +99,16 @@ def newest(folder: Path, agents: range | None, gather: Gather) -> tuple[Checkpoi
         told = [line for line in gather([complaint]) if line]
         if not told:
             return found, complaints
-        complaints += dict.fromkeys(told)
+        complaints += [f"{line}; using the one before it" for line in dict.fromkeys(told)]
     if complaints:
         complaints[-1] = complaints[-1].replace("using the one before it", "starting from the beginning")
     return None, complaints
+
+
+def kept(folder: Path) -> tuple[list[Checkpoint], list[str]]:
+    """Every checkpoint that is whole, the oldest first, and a line about each damaged one."""
+    tried = [_tried(files, None) for files in reversed(complete(files_in(folder)).values())]
+    return [found for found, _ in tried if found], [f"{told} and left out" for _, told in tried if told]
 
 
 def _tried(files: list[File], agents: range | None) -> tuple[Checkpoint | None, str | None]:
@@ -113,7 +119,7 @@ def _tried(files: list[File], agents: range | None) -> tuple[Checkpoint | None, 
         try:
             parts.append(_rows(_load(file.path), file, agents))
         except (SafetensorError, OSError, KeyError, ValueError) as e:
-            return None, f"{file.path} is damaged ({e}); using the one before it"
+            return None, f"{file.path} is damaged ({e})"
     first = parts[0]
     if len(parts) == 1:
         return first, None

@@ -1,4 +1,4 @@
-"""The command line: pdsl run | compare | reproduce | config | algorithms | privacy | audit | bench | report | data.
+"""The command line: pdsl run, compare, reproduce, report and the others; `pdsl --help` has all of them.
 
 A command imports what only it needs when it runs.
 """
@@ -19,6 +19,7 @@ from typer.core import TyperCommand
 from pdsl.compare.plan import GRID, REFERENCE
 from pdsl.errors import ContactError, PdslError
 from pdsl.privacy import calculator
+from pdsl.theory import command as theory
 
 INTERRUPTED = 130  # exit code: 128 + SIGINT
 
@@ -188,6 +189,7 @@ def algorithms(
 
 
 app.command("privacy")(calculator.command)
+app.command("theory")(theory.command)
 
 
 @app.command(cls=WithSettings)

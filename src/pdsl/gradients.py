@@ -36,6 +36,14 @@ def clip_factors(squared_norms: Tensor, C: float) -> Tensor:
     return C / squared_norms.sqrt().clamp(min=C)
 
 
+def summed_gradient(network: Network, x: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+    """The gradient [d] of the sum of the records' losses, as it is."""
+    replica = network.replica()
+    loss = cross_entropy(replica.load(x)(inputs), labels, reduction="sum")
+    by_parameter = torch.autograd.grad(loss, replica.parameters, materialize_grads=True)  # zero where not used
+    return torch.cat([p.reshape(-1) for p in by_parameter])
+
+
 def batch_clipped(network: Network, x: Tensor, inputs: Tensor, labels: Tensor, C: float, divisor: float) -> Tensor:
     """The gradient [d] of the batch's loss sum over `divisor`, as a whole clipped to norm C.
 
@@ -44,10 +52,7 @@ def batch_clipped(network: Network, x: Tensor, inputs: Tensor, labels: Tensor, C
     """
     if len(labels) == 0 or (len(labels) == 1 and network.mixes_records):
         return torch.zeros_like(x)
-    replica = network.replica()
-    loss = cross_entropy(replica.load(x)(inputs), labels, reduction="sum")
-    by_parameter = torch.autograd.grad(loss, replica.parameters, materialize_grads=True)  # zero where not used
-    g = torch.cat([p.reshape(-1) for p in by_parameter]) / divisor
+    g = summed_gradient(network, x, inputs, labels) / divisor
     squared_norm = g.double().square().sum()
     if not torch.isfinite(squared_norm):
         return torch.zeros_like(x)

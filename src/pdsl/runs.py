@@ -165,6 +165,10 @@ class RunDirectory:
         """The newest checkpoint that is whole, and a line about each damaged one that was passed over."""
         return checkpoints.newest(self.path / CHECKPOINTS, agents, gather)
 
+    def kept(self) -> tuple[list[Checkpoint], list[str]]:
+        """Every checkpoint that is whole, the oldest first, and a line about each that is not."""
+        return checkpoints.kept(self.path / CHECKPOINTS)
+
     def _checkpoints(self) -> list[checkpoints.File]:
         return checkpoints.files_in(self.path / CHECKPOINTS)
 

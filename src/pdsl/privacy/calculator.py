@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 CURVE = 50  # points at most
 WHERE = "privacy"
+NOT_FIXED = ("k-regular", "erdos-renyi", "small-world", "file", "python")  # graphs that a name and a size do not fix
 
 # σ with which each way of reasoning makes one round (epsilon_per_round, δ)-private, by name.
 BOUNDS = {
@@ -161,7 +162,7 @@ def _neighbourhood(
         return None, k
     if graph is None or agents is None:
         raise PdslError(f"{WHERE}: k, the messages of a round, is unknown; try --graph ring --agents 10, or --k 3")
-    if graph in ("k-regular", "erdos-renyi", "small-world", "file", "python"):
+    if graph in NOT_FIXED:
         raise PdslError(f"{WHERE}: graph={graph} has no k before it is drawn or read; try --k, its largest |M_i|")
     network = build(config.graph, Streams(0))
     return network, int(max(network.degrees))
@@ -309,15 +310,15 @@ def command(
         phi_min=phi_min,
     )
     if as_json:
-        print(json.dumps(_finite(answer)))
+        print(json.dumps(finite_only(answer)))
     else:
         Console().print(table(answer), highlight=False)
 
 
-def _finite(value: Any) -> Any:
+def finite_only(value: Any) -> Any:
     """JSON has no infinity: null."""
     if isinstance(value, dict):
-        return {key: _finite(v) for key, v in value.items()}
+        return {key: finite_only(v) for key, v in value.items()}
     if isinstance(value, list):
-        return [_finite(v) for v in value]
+        return [finite_only(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
