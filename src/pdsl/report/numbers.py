@@ -9,6 +9,11 @@ def percent(value: float | None) -> str:
     return "—" if value is None else f"{100 * value:.1f}{SPACE}%"
 
 
+def percents(value: float) -> str:
+    """Three digits, fewer where the rest are zeros: for axes, and for values that differ little."""
+    return f"{100 * value:.3g}{SPACE}%"
+
+
 def plain(value: float | None) -> str:
     """Three digits, or all of a larger whole number."""
     if value is None:
