@@ -86,7 +86,7 @@ def _drawn(strip: Strip, y: float, height: float, large: float, rounds: list[tup
         line, tip = f"M{x:.1f} {middle:.1f}h{max(width - 0.6, 1):.1f}", f"round {span(first, last)}: {said}"
         cells.append(_cell(line, _level(value, large), 0 if written else height - 2, data_tip=tip))
         if written:
-            tone = "middle deep" if abs(value) >= STEPS[2] * large else "middle"
+            tone = "middle tight deep" if abs(value) >= STEPS[2] * large else "middle tight"
             texts.append(words("text", said, x=x + width / 2, y=middle + 4, class_=tone))
     if lettered:
         texts.append(words("text", label, x=LEFT - 8, y=middle + 4, class_="end small"))
@@ -107,5 +107,5 @@ def _legend(large: float) -> str:
     width = WIDTH / len(names)
     lines = [_cell(f"M{width * k:.1f} 9h{width - 1:.1f}", name, 14) for k, name in enumerate(names)]
     ends = [(width * (k + 1), plain(large * bound)) for k, bound in enumerate(bounds)]
-    texts = [words("text", text, x=x, y=32, class_="middle small") for x, text in ends]
+    texts = [words("text", text, x=x, y=32, class_="middle small tight") for x, text in ends]
     return element("g", *lines, class_="heat", stroke_width=14) + "".join(texts)

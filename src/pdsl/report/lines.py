@@ -9,7 +9,7 @@ from pdsl.report.picture import Picture
 
 RIGHT = 370  # names stand to the right of it
 DASHES = ("", "7 4", "2 4", "10 3 2 3", "4 2")
-APART = 14  # least distance of two names
+APART = 16  # least distance of two names
 LETTERS = 20  # of a name that have room
 
 Points = Sequence[tuple[int, float]]  # (round, value)

@@ -66,9 +66,11 @@ def _two_columns(drawn: list[Figure]) -> str:
 
 
 def _helping(run: Run) -> str:
-    """The graph and what agents hold on the left, what their messages were worth on the right."""
+    """The graph and what agents hold on the left, what their messages weighed and were worth on the right."""
     drawn = {figure.name: figure.html() for figure in helping(run)}
     left = [drawn.pop(name) for name in ("graph", "holdings")]
+    if {"weights", "heard"} <= drawn.keys():  # two tall ones are enough on the right
+        left.append(drawn.pop("heard"))
     if "shapley" not in drawn:
         nothing = words("p", "The algorithm of this run does not value messages.", class_="none")
         drawn["shapley"] = card("What each message was worth", nothing)

@@ -33,6 +33,6 @@ def matrix(agents: int, edges: Sequence[Edge]) -> Picture:
         middle = side * (k + 0.5)
         texts.append(words("text", str(k), x=LEFT + middle, y=TOP - 8, class_="middle small"))
         texts.append(words("text", str(k), x=LEFT - 8, y=TOP + middle + 4, class_="end small"))
-    texts.append(words("text", "sender", x=(LEFT + WIDTH) / 2, y=14, class_="middle soft"))
-    texts.append(words("text", "receiver", x=0, y=TOP - 8, class_="soft"))
+    texts.append(words("text", "sender →", x=(LEFT + WIDTH) / 2, y=14, class_="middle soft"))
+    texts.append(words("text", "receiver ↓", x=0, y=14, class_="soft"))
     return Picture(WIDTH, TOP + side * agents + 2, f"weights between {agents} agents", "".join([*cells, *texts]))
