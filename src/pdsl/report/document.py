@@ -36,13 +36,18 @@ def parts(named: dict[str, str]) -> str:
     """Content by name as tabs; one below another, each under its name, where scripts do not run."""
     keys = {name: "-".join(name.lower().split()) for name in named}
     tabs = [
-        words("button", name, type="button", role="tab", id=f"tab-{key}", data_part=key, aria_controls=key)
+        words("button", name, type="button", role="tab", id=f"tab-{key}", data_part=key, aria_controls=f"part-{key}")
         for name, key in keys.items()
     ]
     panels = [
         element(
             *("div", words("p", name, class_="part"), content),
-            **{"class": "panel", "id": keys[name], "role": "tabpanel", "aria_labelledby": f"tab-{keys[name]}"},
+            **{
+                "class": "panel",
+                "id": f"part-{keys[name]}",
+                "role": "tabpanel",
+                "aria_labelledby": f"tab-{keys[name]}",
+            },
         )
         for name, content in named.items()
     ]

@@ -10,7 +10,7 @@ from pdsl.report.heard import extremes, fair_shares, heard
 from pdsl.report.heat import by_edge, heat_map
 from pdsl.report.holdings import holdings
 from pdsl.report.markup import words
-from pdsl.report.numbers import percents, plain, size
+from pdsl.report.numbers import exact_percent, exact_size, percents, plain, size
 from pdsl.report.picture import Picture
 from pdsl.report.reading import Run
 from pdsl.report.weights import matrix
@@ -40,6 +40,7 @@ def learning(run: Run) -> list[Figure]:
         run.rows,
         {"mean over agents": "accuracy", "mean model": "accuracy_of_mean"},
         percents,
+        exact_percent,
         top=1,
         band=("worst to best agent", "accuracy_min", "accuracy_max"),
     )
@@ -47,7 +48,10 @@ def learning(run: Run) -> list[Figure]:
     consensus = curves(run.rows, {"consensus distance": "consensus"}, plain)
     so_far = accumulate(row["bytes"] or 0 for row in run.rows)
     sent = curves(
-        [{**row, "sent": total} for row, total in zip(run.rows, so_far, strict=True)], {"sent so far": "sent"}, size
+        [{**row, "sent": total} for row, total in zip(run.rows, so_far, strict=True)],
+        {"sent so far": "sent"},
+        size,
+        exact_size,
     )
     return [
         Figure("accuracy", "Accuracy", "On test data, in the rounds that were evaluated.", accuracy),

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from pdsl.report.curves import BOTTOM, HEIGHT, LEFT, POINTS, TOP, WIDTH, Form, axes, under_the_pointer
 from pdsl.report.markup import element, path, words
-from pdsl.report.numbers import chunks, percents, ticks_between, ticks_to
+from pdsl.report.numbers import chunks, exact, exact_percent, percents, ticks_between, ticks_to
 from pdsl.report.picture import Picture
 
 RIGHT = 370  # names stand to the right of it
@@ -17,12 +17,17 @@ Points = Sequence[tuple[int, float]]  # (round, value)
 
 def lines(series: Mapping[str, Points]) -> str:
     """Accuracy over rounds of each, in the order given; words where there is nothing to draw."""
-    picture = overlaid(series, "accuracy", percents, top=1)
+    picture = overlaid(series, "accuracy", percents, exact_percent, top=1)
     return picture.html() if picture else words("p", "Nothing was measured.", class_="none")
 
 
-def overlaid(series: Mapping[str, Points], what: str, form: Form, top: float | None = None) -> Picture | None:
-    """A line each, from 0 to `top` or to the largest value; None where there is nothing to draw."""
+def overlaid(
+    series: Mapping[str, Points], what: str, form: Form, said: Form = exact, top: float | None = None
+) -> Picture | None:
+    """A line each, from 0 to `top` or to the largest value; None where there is nothing to draw.
+
+    Values are written as `form` has them on the axis, and as `said` has them under the pointer.
+    """
     series = {name: points for name, points in series.items() if points}
     if not series:
         return None
@@ -47,7 +52,7 @@ def overlaid(series: Mapping[str, Points], what: str, form: Form, top: float | N
     at = [rounds[part[-1]] for part in chunks(len(rounds), POINTS)]
     values = {name: dict(points) for name, points in series.items()}
     rows = [{"round": t, **{name: of_round.get(t) for name, of_round in values.items()}} for t in at]
-    marks.append(under_the_pointer(rows, [place(t, 0)[0] for t in at], RIGHT, {name: name for name in series}, form))
+    marks.append(under_the_pointer(rows, [place(t, 0)[0] for t in at], RIGHT, {name: name for name in series}, said))
     label = f"{what} of {', '.join(series)} over rounds {first} to {last}"
     return Picture(WIDTH, HEIGHT, label, "".join(marks))
 

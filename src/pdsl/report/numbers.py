@@ -10,8 +10,21 @@ def percent(value: float | None) -> str:
 
 
 def percents(value: float) -> str:
-    """Three digits, fewer where the rest are zeros: for axes, and for values that differ little."""
+    """For axes: no zeros that say nothing."""
     return f"{100 * value:.3g}{SPACE}%"
+
+
+def exact(value: float) -> str:
+    """For those who ask: five digits."""
+    return f"{value:,.0f}" if 1e5 <= abs(value) < 1e12 else f"{value:.5g}".replace("-", "−")
+
+
+def exact_percent(value: float) -> str:
+    return f"{100 * value:.5g}{SPACE}%"
+
+
+def exact_size(count: float) -> str:
+    return f"{count:,.0f}{SPACE}B"
 
 
 def plain(value: float | None) -> str:

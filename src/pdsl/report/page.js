@@ -33,7 +33,7 @@ const open = (name) => {
     const is = tab.dataset.part === name;
     tab.setAttribute("aria-selected", is);
     tab.tabIndex = is ? 0 : -1;
-    document.getElementById(tab.dataset.part).classList.toggle("open", is);
+    document.getElementById(tab.getAttribute("aria-controls")).classList.toggle("open", is);
   }
 };
 // Also called by a page that follows a run, whenever it has been replaced.

@@ -55,8 +55,11 @@ def _tiles(run: Run) -> str:
         "loss, mean over agents": plain(outcome["loss"]),
         "total ε" if run.budget is None or epsilon is None else f"total ε of {plain(run.budget)}": plain(epsilon),
         "sent between agents": size(run.sent()),
-        f"for {plain(rounds)} round{'s' * (rounds != 1)}": duration(run.summary["seconds"] if run.summary else None),
     }
+    if run.summary:
+        tiles[f"for {plain(rounds)} round{'s' * (rounds != 1)}"] = duration(run.summary["seconds"])
+    else:
+        tiles[f"of {run.config.get('rounds', 'more')} rounds"] = plain(rounds)
     return element("dl", *(element("div", words("dt", label), words("dd", value)) for label, value in tiles.items()))
 
 

@@ -50,9 +50,9 @@ class Run:
         last = self.summary or self.rows[-1]
         return None if last["epsilon"] is None else float(last["epsilon"])
 
-    def sent(self) -> float:
+    def sent(self) -> int:
         """Bytes, between all agents."""
-        return float(sum(row["bytes"] or 0 for row in self.rows))
+        return int(sum(row["bytes"] or 0 for row in self.rows))
 
     def mean_share(self) -> list[float]:
         """Of each edge, over the run; [] for an algorithm without shares."""
@@ -65,8 +65,9 @@ def read_run(run: Path) -> Run:
         raise PdslError(f"there is no run directory {str(run)!r}; make one with: pdsl run config.toml")
     config = _read(run / "config.toml", _config)
     setup = _read(run / "setup.json", _setup)
-    rows = _read(run / "rows.jsonl", lambda text: _rows(text, len(setup["edges"])))
+    # Before the rows: where there is a summary, all rows of a run that goes on have been written.
     summary = _read(run / "summary.json", _summary) if (run / "summary.json").exists() else None
+    rows = _read(run / "rows.jsonl", lambda text: _rows(text, len(setup["edges"])))
     return Run(str(config.get("name") or run.resolve().name), config, setup, rows, summary)
 
 
