@@ -123,6 +123,9 @@ def test_what_is_not_installed_or_cannot_be_written_is_said(tmp_path: Path, monk
     assert said.code == 2
     assert "pip install 'pdsl[figures]'" in said.err
     assert not (tmp_path / "f").exists()
+    pdsl("run", "--out", tmp_path / "r", "--tensorboard", tmp_path / "file" / "tb").refused(
+        "choose another --tensorboard"
+    )
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     pdsl("run", "--out", tmp_path / "r", "--tensorboard", tmp_path / "tb").refused("pip install 'pdsl[tensorboard]'")
     assert not (tmp_path / "r").exists()

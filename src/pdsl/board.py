@@ -21,21 +21,18 @@ class Board:
             raise PdslError(
                 "--tensorboard needs a package; install it with: pip install 'pdsl[tensorboard]'"
             ) from error
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise PdslError(f"cannot write to {folder}: {error.strerror}; choose another --tensorboard") from error
         self._make = SummaryWriter
         self._folder = folder
         self._writer: Any = None
 
     def row(self, row: dict[str, Any]) -> None:
         if self._writer is None:  # the first row of a run taken up again takes the place of what came after it
-            try:
-                self._writer = self._make(str(self._folder), purge_step=row["round"])
-            except OSError as error:
-                raise PdslError(f"cannot write to {self._folder}: {error.strerror}; choose another folder") from error
+            self._writer = self._make(str(self._folder), purge_step=row["round"])
         for name in SCALARS:
             if row.get(name) is not None:
                 self._writer.add_scalar(name, row[name], row["round"])
         self._writer.flush()
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()

@@ -96,7 +96,7 @@ def helping(run: Run) -> list[Figure]:
     if agents <= DETAILED and sum(i != j for i, j, _ in edges) > NUMBERED:
         caption = f"In percent: of a message, the {meaning}. Rows are receivers, columns senders."
         drawn.append(Figure("weights", "The weight of every edge", caption, matrix(agents, edges)))
-    if shares and (fair := fair_shares(run)):
+    if shares and (fair := fair_shares(edges)):
         caption = (
             "The share an agent's messages were given by its neighbours, over the share they would have if all were"
             f" weighed alike (dotted). {extremes(fair)}"

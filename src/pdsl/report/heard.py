@@ -1,20 +1,19 @@
 """Who was listened to: how much of a fair share each agent's messages were given by its neighbours."""
 
+from collections.abc import Sequence
 from statistics import fmean
 
+from pdsl.report.graph import Edge
 from pdsl.report.markup import element, words
 from pdsl.report.numbers import chunks, plain, span, ticks_to
 from pdsl.report.picture import Picture
-from pdsl.report.reading import Run
 
 WIDTH, LEFT, RIGHT, TOP = 520, 44, 456, 10
 BARS = 100  # beyond that many agents a bar stands for several
 
 
-def fair_shares(run: Run) -> dict[int, float]:
-    """Of each sender, over its receivers but itself and over the run: share times |M_i|, so that 1 is an even share."""
-    shares = run.mean_share()
-    edges = [(i, j, share) for (i, j, _), share in zip(run.setup["edges"], shares, strict=False)]
+def fair_shares(edges: Sequence[Edge]) -> dict[int, float]:
+    """Of each sender, over its receivers but itself: share times |M_i|, so that 1 is an even share."""
     members: dict[int, int] = {}
     for i, _, _ in edges:
         members[i] = members.get(i, 0) + 1
