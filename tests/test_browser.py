@@ -81,6 +81,21 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_figure_of_a_run_is_drawn_and_nothing_is_loaded(browser: "sync_api.Browser", run: Path) -> None:
+    every_figure_is_drawn(browser, run, {"learning": 4, "privacy": 1, "who-helps-whom": 4, "settings": 0})
+
+
+@pytest.mark.parametrize(
+    ("M", "valued", "end", "helping"), [(4, False, True, 2), (20, True, False, 5), (250, True, True, 4)]
+)
+def test_and_of_any_other(
+    browser: "sync_api.Browser", tmp_path: Path, M: int, valued: bool, end: bool, helping: int
+) -> None:
+    run = make_run(tmp_path / "run", M=M, T=3, valued=valued, end=end)  # without noise
+    every_figure_is_drawn(browser, run, {"learning": 4, "privacy": 0, "who-helps-whom": helping, "settings": 0})
+
+
+def every_figure_is_drawn(browser: "sync_api.Browser", run: Path, expected: dict[str, int]) -> None:
+    """In each part as many as expected."""
     file = write_report(run)
     for width, scheme in SCREENS:
         tab = Tab(browser, width, scheme)
@@ -89,9 +104,10 @@ def test_every_figure_of_a_run_is_drawn_and_nothing_is_loaded(browser: "sync_api
         for name in PARTS:
             page.locator(f'[role="tab"][data-part="{name}"]').click()
             assert page.locator(".panel:visible").get_attribute("id") == f"part-{name}"
+            assert page.locator("section:visible").count() > 0
             assert tab.fits(), (width, name)
             seen[name] = len(tab.drawn())
-        assert seen == {"learning": 4, "privacy": 1, "who-helps-whom": 4, "settings": 0}
+        assert seen == expected
         dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(16, 20, 26)"
         assert dark == (scheme == "dark")
         assert tab.complaints == []

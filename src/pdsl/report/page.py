@@ -99,6 +99,8 @@ def _privacy(run: Run) -> str:
     notes = [note for note in (run.summary["stopped"], *run.summary["notes"]) if note]
     if notes:
         cards.append(card("Notes", *(words("p", note) for note in notes)))
+    if not spent:
+        return "".join(cards)
     return element("div", element("div", *cards), element("div", *spent), class_="columns")
 
 
