@@ -219,6 +219,11 @@ def test_who_is_heard_is_the_share_over_an_even_one(tmp_path: Path) -> None:
     assert "Least heard: agent 2 (0.60)" in page.text
 
 
+def test_equal_shares_are_said_to_be_equal(page: Page) -> None:
+    assert "All are heard alike." in page.text
+    assert "agent 3 1.000 of an even share" in page.tips
+
+
 def test_settings_and_how_to_repeat_it(page: Page) -> None:
     assert "graph kind ring" in page.text
     assert "rounds 5 seed 7" in page.text

@@ -8,7 +8,7 @@ from pdsl.report.markup import element, words
 from pdsl.report.numbers import chunks, plain, span, ticks_to
 from pdsl.report.picture import Picture
 
-WIDTH, LEFT, RIGHT, TOP = 520, 44, 456, 10
+WIDTH, LEFT, RIGHT, TOP = 520, 54, 456, 10
 BARS = 100  # beyond that many agents a bar stands for several
 
 
@@ -54,4 +54,6 @@ def heard(shares: dict[int, float]) -> Picture:
 def extremes(shares: dict[int, float]) -> str:
     """Who was heard least and most, in words."""
     least, most = min(shares, key=lambda j: shares[j]), max(shares, key=lambda j: shares[j])
+    if shares[most] - shares[least] < 0.005:
+        return "All are heard alike."
     return f"Least heard: agent {least} ({shares[least]:.2f}); most: agent {most} ({shares[most]:.2f})."

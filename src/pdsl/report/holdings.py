@@ -6,7 +6,7 @@ from pdsl.report.markup import element, words
 from pdsl.report.numbers import chunks, percent, plain, span
 from pdsl.report.picture import SWATCH, Picture, Sample
 
-WIDTH, LEFT, TOP = 520, 44, 22
+WIDTH, LEFT, TOP = 520, 54, 22
 CLASSES = 20  # shown apart; the rest of them are one
 BARS = 100  # beyond that many agents a bar stands for several
 
