@@ -6,7 +6,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 export OMP_NUM_THREADS := 1
 
-.PHONY: run test check lint types unit bench docs clean
+.PHONY: run test check lint types unit browser bench docs clean
 
 run: $(VENV)/installed
 	$(VENV)/bin/pdsl run
@@ -22,8 +22,13 @@ lint: $(VENV)/installed-dev
 types: $(VENV)/installed-dev
 	$(VENV)/bin/mypy
 
-unit: $(VENV)/installed-dev
+unit: $(VENV)/installed-dev browser
 	$(PYTHON) -m pytest -n 2
+
+browser:  # Chromium for the tests of pages, where it can be had; else they are skipped, and say so
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq \
+	  && apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core >/dev/null; } \
+	  || echo "no Chromium here, and no apt-get as root to install it: tests in a browser are skipped"
 
 bench: $(VENV)/installed
 	$(VENV)/bin/pdsl bench

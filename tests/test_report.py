@@ -16,8 +16,13 @@ from pdsl.report import write_report
 from pdsl.report.curves import BOTTOM, LEFT, RIGHT, TOP
 from pdsl.report.numbers import chunks, duration, nice, plain, signed, size, ticks_between, ticks_to
 
-FIGURES = ["Accuracy", "Loss", "Consensus distance", "What each agent holds", "Who listens to whom"]
-VALUES = "What each message was worth: Shapley value φ"
+LEARNING = ["Accuracy", "Consensus distance", "Loss", "Sent between agents"]  # down the left column, then the right
+HELPING = [
+    "Who listens to whom",
+    "What each agent holds",
+    "Who is heard",
+    "What each message was worth: Shapley value φ",
+]
 PRIVACY = "ε is not stated: the noise came from a seed."
 
 Fields = dict[str, Any]
@@ -30,7 +35,7 @@ def ring(M: int) -> list[list[float]]:
 def a_row(t: int, edges: int, valued: bool = True) -> Fields:
     row: Fields = {"round": t, "consensus": 0.4 / t, "bytes": 1500, "messages": 4}
     row |= {"accuracy": 0.5 + t / 100, "accuracy_min": 0.4, "accuracy_max": 0.9, "accuracy_of_mean": 0.6 + t / 100}
-    row["loss"] = 2.0 / t
+    row |= {"loss": 2.0 / t, "loss_min": 1.5 / t, "loss_max": 3.0 / t}
     if valued:
         phi = [0.01 * (e % 5 - 2) * t for e in range(edges)]
         row["shapley"] = {"estimator": "exact", "coalitions": 8, "spread": 0.02, "phi": phi, "share": [1 / 3] * edges}
@@ -120,8 +125,8 @@ def test_the_page_is_in_the_run_directory_and_nothing_is_left_aside(run: Path, p
 
 
 def test_every_figure_is_there(page: Page) -> None:
-    assert page.titles() == ["Privacy", "Notes", *FIGURES, VALUES, "Settings", "Repeat it"]
-    assert sum(svg.get("role") == "img" for svg in page.svgs) == 6
+    assert page.titles() == [*LEARNING, "Statement", "Notes", *HELPING, "Settings", "Repeat it"]
+    assert sum(svg.get("role") == "img" for svg in page.svgs) == 8
 
 
 def test_nothing_is_loaded(page: Page) -> None:
@@ -134,20 +139,43 @@ def test_nothing_is_loaded(page: Page) -> None:
 
 
 def test_the_verdict_and_the_tiles_are_the_summary(page: Page) -> None:
-    assert "4 agents on a ring learnt digits to 94.1 % in 5 rounds." in page.text
-    tiles = ["accuracy, mean over agents 94.1 %", "accuracy of the mean model 95.2 %", "loss 0.234", "rounds 5"]
-    for tile in [*tiles, "time 41.4 s", "sent between agents 7.5 kB", PRIVACY, "σ = 0.0596", "A <note>."]:
+    assert "4 agents on a ring learnt digits to 94.1 % in 5 rounds, with no bound on ε." in page.text
+    tiles = ["accuracy, mean over agents 94.1 %", "accuracy of the mean model 95.2 %", "loss, mean over agents 0.234"]
+    tiles += ["total ε —", "sent between agents 7.5 kB", "for 5 rounds 41.4 s"]
+    for tile in [*tiles, PRIVACY, "σ = 0.0596", "A <note>."]:
         assert tile in page.text
+
+
+def test_what_was_spent_of_the_budget(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    write_rows(run, [{**row, "epsilon": 0.5 * row["round"]} for row in read_rows(run)])
+    summary = json.loads((run / "summary.json").read_text())
+    adversaries = {"one intercepted message": 0.36, "all neighbours colluding": None}
+    said = "total ε = 2.5 at δ = 1e-05; not private: seeded noise, for simulation only"
+    summary |= {"epsilon": 2.5, "delta": 1e-5, "privacy": said, "adversaries": adversaries}
+    (run / "summary.json").write_text(json.dumps(summary))
+    page = Page(run)
+    assert "in 5 rounds, with total ε = 2.5 of 8, in a simulation." in page.text  # 8 where nothing is set
+    assert "round 3 ε spent 1.5 budget 8" in page.tips
+    assert "one intercepted message 0.36 all neighbours colluding —" in page.text
+    with (run / "config.toml").open("a") as config:
+        config.write("[privacy]\nmode = 'noise'\nsigma = 1.0\n")
+    page = Page(run)
+    assert "with total ε = 2.5, in a simulation." in page.text
+    assert "round 3 ε spent 1.5" in page.tips
 
 
 def test_curves_say_and_draw_each_row(run: Path, page: Page) -> None:
     rows = read_rows(run)
     for row in rows:
-        said = f"round {row['round']} mean over agents {100 * row['accuracy']:.3g} % mean model"
+        said = f"round {row['round']} mean over agents {100 * row['accuracy']:.5g} % mean model"
         assert any(tip.startswith(said) for tip in page.tips)
-        assert f"round {row['round']} loss {row['loss']:.3g}" in page.tips
-        assert f"round {row['round']} consensus distance {row['consensus']:.3g}" in page.tips
-    [line] = [mark.get("d", "") for mark in page.svgs[3].iter() if mark.get("class") == "line first"]
+        ends = f"best agent {row['loss_min']:.5g} worst agent {row['loss_max']:.5g}"
+        assert f"round {row['round']} mean over agents {row['loss']:.5g} {ends}" in page.tips
+        assert f"round {row['round']} sent so far {1500 * row['round']:,} B" in page.tips
+        assert f"round {row['round']} consensus distance {row['consensus']:.5g}" in page.tips
+    accuracy = next(svg for svg in page.svgs if svg.get("aria-label", "").startswith("mean over agents and mean model"))
+    [line] = [mark.get("d", "") for mark in accuracy.iter() if mark.get("class") == "line first"]
     drawn = [(float(x), float(y)) for x, y in re.findall(r"[ML]([\d.]+) ([\d.]+)", line)]
     expected = [LEFT + (RIGHT - LEFT) * (row["round"] - 1) / 4 for row in rows]
     assert [x for x, _ in drawn] == pytest.approx(expected, abs=0.06)
@@ -180,6 +208,22 @@ def test_arrows_say_the_mean_share(tmp_path: Path) -> None:
     assert "agent 0 8 records gives itself 25.0 %" in page.tips
 
 
+def test_who_is_heard_is_the_share_over_an_even_one(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", T=2)
+    rows = read_rows(run)
+    for row in rows:
+        row["shapley"]["share"] = [0.2 if j == 2 and i != 2 else 0.4 for i, j, _ in ring(4)]  # nobody listens to 2
+    write_rows(run, rows)
+    page = Page(run)
+    assert {"agent 2 0.600 of an even share", "agent 0 1.200 of an even share"} <= page.tips  # 3 members: 0.2 · 3
+    assert "Least heard: agent 2 (0.60)" in page.text
+
+
+def test_equal_shares_are_said_to_be_equal(page: Page) -> None:
+    assert "All are heard alike." in page.text
+    assert "agent 3 1.000 of an even share" in page.tips
+
+
 def test_settings_and_how_to_repeat_it(page: Page) -> None:
     assert "graph kind ring" in page.text
     assert "rounds 5 seed 7" in page.text
@@ -199,7 +243,7 @@ def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
         rows.write('{"round": 4, "acc')  # cut in the middle of a row
     page = Page(run)
     assert "This run is unfinished: 4 agents on a ring have learnt digits to 53.0 % after 3 of 5 rounds." in page.text
-    assert "time —" in page.text
+    assert "of 5 rounds 3" in page.text
 
 
 def test_without_shapley_values_arrows_are_mixing_weights(tmp_path: Path) -> None:
@@ -211,8 +255,8 @@ def test_without_shapley_values_arrows_are_mixing_weights(tmp_path: Path) -> Non
 
 def test_one_row(tmp_path: Path) -> None:
     page = Page(make_run(tmp_path / "run", T=1))
-    assert "in 1 round." in page.text
-    assert "round 1 loss 2" in page.tips
+    assert "in 1 round, with" in page.text
+    assert "round 1 consensus distance 0.4" in page.tips
 
 
 def test_rounds_without_evaluation_and_without_a_loss(tmp_path: Path) -> None:
@@ -223,9 +267,11 @@ def test_rounds_without_evaluation_and_without_a_loss(tmp_path: Path) -> None:
     for row in rows[:2] + rows[4:]:
         row.pop("accuracy")
         row.pop("loss")
+    for row in rows:
+        row.pop("loss_min")  # as in a run of an older version
     write_rows(run, rows)
     page = Page(run)
-    assert "loss —" in page.text
+    assert "loss, mean over agents —" in page.text
     assert "Nothing was measured." in page.text
     assert sum("mean over agents" in tip for tip in page.tips) == 2  # rounds 3 and 4
     assert "have learnt digits to 54.0 %" in page.text
@@ -248,7 +294,17 @@ def test_equal_values_and_numbers_that_are_not_finite(tmp_path: Path) -> None:
 def test_any_number_of_agents(tmp_path: Path, M: int) -> None:
     run = make_run(tmp_path / "run", M=M, T=70)
     page = Page(run)
-    assert page.titles()[2:] == [*FIGURES, VALUES, "Settings", "Repeat it"]
+    weights = ["The weight of every edge"] if M in (20, 40) else []
+    assert page.titles() == [
+        *LEARNING,
+        "Statement",
+        "Notes",
+        *HELPING[:3],
+        *weights,
+        *HELPING[3:],
+        "Settings",
+        "Repeat it",
+    ]
     assert len(page.html.encode()) < 600_000
 
 
@@ -291,6 +347,7 @@ def breaks(name: str, text: str | None) -> Callable[[Path], None]:
         (breaks("setup.json", None), "setup.json"),
         (breaks("rows.jsonl", None), "rows.jsonl"),
         (breaks("config.toml", "a = = 1"), "config.toml"),
+        (breaks("config.toml", "[privacy]\nmode = 'loud'"), "config.toml"),
         (breaks("setup.json", "{}"), "'agents' is missing"),
         (breaks("setup.json", "[1]"), "not a JSON object"),
         (breaks("setup.json", '{"agents": 2, "edges": [[0, 5, 1]], "labels": [[1], [1]]}'), "among the 2"),

@@ -71,10 +71,12 @@ def run(
     assignments: Assignments = [],  # noqa: B006  typer's way to say none
     out: Annotated[Path | None, typer.Option(help="New directory for the results; default runs/<what it is>.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Directory of an interrupted run to continue, or extend.")] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard to read, a point a round.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Train: agents on a graph learn one model."""
     from pdsl import runner
+    from pdsl.board import Board
     from pdsl.config import load
     from pdsl.engine.ranks import joined
     from pdsl.progress import Progress
@@ -82,6 +84,7 @@ def run(
     if resume is not None and (config is not None or out is not None):
         raise PdslError("--resume takes its config and its place from the run itself; leave out CONFIG and --out")
     with joined() as ranks:
+        board = Board(tensorboard) if tensorboard is not None and ranks.rank == 0 else None
         if resume is not None:
             experiment, directory = runner.take_up(resume, assignments, ranks)
         else:
@@ -95,7 +98,13 @@ def run(
 
         try:
             with Progress(_console(stderr=True), experiment.config.rounds, shown=ranks.rank == 0) as progress:
-                summary = runner.execute(experiment, directory, begin, progress.row, progress.note)
+
+                def told(row: dict[str, Any]) -> None:
+                    progress.row(row)
+                    if board is not None:
+                        board.row(row)
+
+                summary = runner.execute(experiment, directory, begin, told, progress.note)
         except KeyboardInterrupt:
             again = shlex.join(["pdsl", "run", "--resume", str(directory.path)])
             _say(f"interrupted; continue with: {again}")
@@ -150,12 +159,44 @@ def config(
 
 
 @app.command()
-def report(run: Annotated[list[Path], typer.Argument(help="Run directories.")]) -> None:
-    """Write the page of each run again."""
-    from pdsl.report import write_report
+def report(
+    run: Annotated[list[Path], typer.Argument(help="Run directories.")],
+    out: Annotated[Path, typer.Option(help="Where the page that compares several runs is written.")] = Path(
+        "comparison.html"
+    ),
+    figures: Annotated[Path | None, typer.Option(help="Folder for every figure, as SVG and PNG.")] = None,
+    tables: Annotated[Path | None, typer.Option(help="Folder for the tables, as Markdown, CSV and LaTeX.")] = None,
+) -> None:
+    """Write the page of each run again; of several, one that compares them; figures and tables for papers."""
+    from pdsl.report import files, write_report
+    from pdsl.report.comparison import named, write_comparison
+    from pdsl.report.reading import read_run
 
+    runs = named([(directory, read_run(directory)) for directory in run])
     for directory in run:
         print(write_report(directory))
+    if len(run) > 1:
+        print(write_comparison(runs, out))
+    for path in files.write_figures(runs, figures) if figures else ():
+        print(path)
+    for path in files.write_all_tables(runs, tables) if tables else ():
+        print(path)
+
+
+@app.command()
+def watch(
+    run: Annotated[Path, typer.Argument(help="Directory of a run that goes on, or has ended.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="On this machine; 0 for any that is free.")] = 0,
+) -> None:
+    """Show the page of a run while it goes on, to this machine's browser alone. Ctrl-C ends it."""
+    from pdsl.report.watch import server
+
+    with server(run, port) as serving:
+        print(f"http://127.0.0.1:{serving.server_port}/", flush=True)
+        try:
+            serving.serve_forever()
+        except KeyboardInterrupt:
+            raise SystemExit(INTERRUPTED) from None
 
 
 def _count(n: int, noun: str) -> str:

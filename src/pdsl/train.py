@@ -323,6 +323,8 @@ class Evaluation:
             "accuracy_max": max(self.accuracies),
             "accuracy_of_mean": self.accuracy_of_mean,
             "loss": self.loss,
+            "loss_min": finite(min(self.losses)),
+            "loss_max": finite(max(self.losses)),
         }
 
 

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from math import cos, hypot, pi, sin, sqrt
 
 from pdsl.report.holdings import colour, gathered
-from pdsl.report.markup import drawing, element, words
+from pdsl.report.markup import element, words
 from pdsl.report.numbers import percent, plain
+from pdsl.report.picture import Picture
 
 SIDE, RADIUS = 520.0, 216.0
 DETAILED = 40  # agents up to which each has its donut, and each direction its arrow
@@ -16,7 +17,7 @@ Edge = tuple[int, int, float]  # receiver, sender, weight
 Point = tuple[float, float]
 
 
-def graph(labels: Sequence[Sequence[int]], edges: Sequence[Edge]) -> str:
+def graph(labels: Sequence[Sequence[int]], edges: Sequence[Edge]) -> Picture:
     """Agents from the top clockwise; arrows grow wider and darker from the least weight to the largest."""
     M = len(labels)
     places = [_on_circle(i / M) for i in range(M)]
@@ -34,7 +35,7 @@ def graph(labels: Sequence[Sequence[int]], edges: Sequence[Edge]) -> str:
         arrow = _arrow(places[j], places[i], radius, strength, thin, number)
         marks.append(element("g", arrow, class_="edge", data_tip=f"{i} ← {j}: {percent(weight)}"))
     marks += [_agent(i, M, radius, gathered(held), own.get(i, 0.0)) for i, held in enumerate(labels)]
-    return drawing(SIDE, SIDE, f"graph of {M} agents", *marks)
+    return Picture(SIDE, SIDE, f"graph of {M} agents", "".join(marks))
 
 
 def _on_circle(turn: float, away: float = 0) -> Point:
@@ -44,7 +45,7 @@ def _on_circle(turn: float, away: float = 0) -> Point:
 
 def _head(size: float) -> str:
     place = {"viewBox": "0 0 9 9", "refX": "1", "refY": "4.5", "orient": "auto", "markerUnits": "userSpaceOnUse"}
-    triangle = element("path", d="M0 0 9 4.5 0 9z")
+    triangle = element("path", d="M0 0 9 4.5 0 9z", class_="tipped")
     return element("defs", element("marker", triangle, id="head", markerWidth=size, markerHeight=size, **place))
 
 
@@ -71,9 +72,9 @@ def _agent(i: int, M: int, radius: float, held: Sequence[int], own: float) -> st
     x, y = _on_circle(i / M)
     thick, total = radius * 0.32, sum(held)
     marks = [element("circle", cx=x, cy=y, r=radius, class_="disc")]
-    before = 0.0
-    for label, part in [(label, 100 * count / total) for label, count in enumerate(held) if count]:
-        arc = {"pathLength": "100", "stroke_dasharray": f"{part:.2f} 100", "stroke_dashoffset": f"{-before:.2f}"}
+    ring, before = 2 * pi * (radius - thick / 2), 0.0
+    for label, part in [(label, ring * count / total) for label, count in enumerate(held) if count]:
+        arc = {"stroke_dasharray": f"{part:.2f} {ring:.2f}", "stroke_dashoffset": f"{-before:.2f}"}
         look = {"class_": f"arc {colour(label)}", "stroke_width": f"{thick:.1f}"}
         marks.append(element("circle", cx=x, cy=y, r=radius - thick / 2, **look, **arc))
         before += part
@@ -86,7 +87,7 @@ def _agent(i: int, M: int, radius: float, held: Sequence[int], own: float) -> st
     return element("g", *marks, data_tip=f"agent {i}\n{plain(total)} records\ngives itself {percent(own)}")
 
 
-def _outline(places: Sequence[Point], edges: Sequence[Edge]) -> str:
+def _outline(places: Sequence[Point], edges: Sequence[Edge]) -> Picture:
     """A large graph: dots and thin lines, the heaviest links where there are too many."""
     M = len(places)
     links = {(min(i, j), max(i, j)): weight for i, j, weight in sorted(edges, key=lambda edge: edge[2]) if i != j}
@@ -99,4 +100,4 @@ def _outline(places: Sequence[Point], edges: Sequence[Edge]) -> str:
     for i in range(0, M, M // 20):
         x, y = _on_circle(i / M, away=20)
         marks.append(words("text", str(i), x=x, y=y + 4, class_="middle"))
-    return drawing(SIDE, SIDE, f"graph of {M} agents", *marks)
+    return Picture(SIDE, SIDE, f"graph of {M} agents", "".join(marks))

@@ -3,8 +3,9 @@
 from math import floor, log10
 from statistics import fmean, quantiles
 
-from pdsl.report.markup import drawing, element, words
+from pdsl.report.markup import element, words
 from pdsl.report.numbers import chunks, nice, plain, signed, span, ticks_between
+from pdsl.report.picture import Picture
 from pdsl.report.reading import Run
 
 WIDTH, LEFT, RIGHT, TOP = 520, 58, 462, 66
@@ -19,7 +20,7 @@ STEPS = (0.05, 0.1, 0.2, 0.5)  # of a large value: where a deeper colour begins
 Strip = tuple[str, int, list[float]]  # a row of the map: its label, its group, a value per column and their mean
 
 
-def heat_map(run: Run) -> str:
+def heat_map(run: Run) -> Picture:
     """Columns are rounds, or means of several; rows are edges, or sending agents. Only for runs with values."""
     rows = [row for row in run.rows if row["phi"]]
     count = len(run.setup["edges"]) if by_edge(run) else min(run.setup["agents"], ROWS)
@@ -43,7 +44,7 @@ def heat_map(run: Run) -> str:
         x = LEFT + (RIGHT - LEFT) * (at + 0.5) / len(rounds)
         marks.append(words("text", str(tick), x=x, y=bottom + 18, class_="middle"))
     marks.append(words("text", "round", x=(LEFT + RIGHT) / 2, y=bottom + 35, class_="middle soft"))
-    return drawing(WIDTH, bottom + 39, f"Shapley values in {len(strips)} rows over rounds", *marks)
+    return Picture(WIDTH, bottom + 39, f"Shapley values in {len(strips)} rows over rounds", "".join(marks))
 
 
 def by_edge(run: Run) -> bool:
@@ -83,15 +84,20 @@ def _drawn(strip: Strip, y: float, height: float, large: float, rounds: list[tup
     for c, (value, (first, last)) in enumerate(zip(values, rounds, strict=True)):
         x, said = LEFT + width * c, signed(value, decimals)
         line, tip = f"M{x:.1f} {middle:.1f}h{max(width - 0.6, 1):.1f}", f"round {span(first, last)}: {said}"
-        cells.append(element("path", d=line, class_=_level(value, large), data_tip=tip))
+        cells.append(_cell(line, _level(value, large), 0 if written else height - 2, data_tip=tip))
         if written:
-            tone = "middle deep" if abs(value) >= STEPS[2] * large else "middle"
+            tone = "middle tight deep" if abs(value) >= STEPS[2] * large else "middle tight"
             texts.append(words("text", said, x=x + width / 2, y=middle + 4, class_=tone))
     if lettered:
         texts.append(words("text", label, x=LEFT - 8, y=middle + 4, class_="end small"))
         texts.append(words("text", signed(mean, decimals), x=WIDTH - 2, y=middle + 4, class_="end small"))
-    kind = "heat" if written else "heat narrow"
-    return element("g", *cells, class_=kind, style=f"--h:{height - 2}px", data_of=label) + "".join(texts)
+    return element("g", *cells, class_="heat", stroke_width=height - 2, data_of=label) + "".join(texts)
+
+
+def _cell(line: str, level: str, height: float, **said: str) -> str:
+    """A bar in its colour; below zero narrower, given its `height`, so that it can be told without colours."""
+    narrow: dict[str, float] = {"stroke_width": 0.55 * height} if height and level[0] == "n" else {}
+    return element("path", d=line, class_=level, **narrow, **said)
 
 
 def _legend(large: float) -> str:
@@ -99,7 +105,7 @@ def _legend(large: float) -> str:
     names = ("n4", "n3", "n2", "n1", "z", "p1", "p2", "p3", "p4")
     bounds = [-step for step in reversed(STEPS)] + list(STEPS)
     width = WIDTH / len(names)
-    lines = [element("path", d=f"M{width * k:.1f} 9h{width - 1:.1f}", class_=name) for k, name in enumerate(names)]
+    lines = [_cell(f"M{width * k:.1f} 9h{width - 1:.1f}", name, 14) for k, name in enumerate(names)]
     ends = [(width * (k + 1), plain(large * bound)) for k, bound in enumerate(bounds)]
-    texts = [words("text", text, x=x, y=32, class_="middle small") for x, text in ends]
-    return element("g", *lines, class_="heat narrow", style="--h:14px") + "".join(texts)
+    texts = [words("text", text, x=x, y=32, class_="middle small tight") for x, text in ends]
+    return element("g", *lines, class_="heat", stroke_width=14) + "".join(texts)

@@ -2,20 +2,21 @@
 
 from collections.abc import Sequence
 
-from pdsl.report.markup import drawing, element, words
+from pdsl.report.markup import element, words
 from pdsl.report.numbers import chunks, percent, plain, span
+from pdsl.report.picture import SWATCH, Picture, Sample
 
-WIDTH, LEFT, TOP = 520, 44, 22
+WIDTH, LEFT, TOP = 520, 54, 22
 CLASSES = 20  # shown apart; the rest of them are one
 BARS = 100  # beyond that many agents a bar stands for several
 
 
-def holdings(labels: Sequence[Sequence[int]], accuracy: Sequence[float | None]) -> str:
+def holdings(labels: Sequence[Sequence[int]], accuracy: Sequence[float | None]) -> Picture:
     """A bar for each agent, with its records and, where it is known, its accuracy."""
     groups = chunks(len(labels), BARS)
     held = [gathered([sum(of_class) for of_class in zip(*(labels[i] for i in group), strict=True)]) for group in groups]
     known = len(accuracy) == len(groups)
-    right = 384 if known else 456
+    right = 372 if known else 456
     scale = (right - LEFT) / max(1, *map(sum, held))
     height = max(10, min(24, 600 // len(groups)))
 
@@ -30,10 +31,11 @@ def holdings(labels: Sequence[Sequence[int]], accuracy: Sequence[float | None]) 
     names = [str(k) for k in range(len(held[0]))]
     if len(labels[0]) > CLASSES:
         names[-1] += "+"
-    samples = [element("span", element("i", "", class_=colour(k)), words("span", name)) for k, name in enumerate(names)]
-    legend = element("div", words("span", "class"), *samples, class_="legend")
+    swatches = [element("rect", width=SWATCH, height=12, rx=3, class_=colour(k)) for k in range(len(names))]
+    samples = [Sample(name, swatch, SWATCH) for name, swatch in zip(names, swatches, strict=True)]
     label = f"records by class of {len(labels)} agents"
-    return legend + drawing(WIDTH, TOP + 4 + len(groups) * height, label, *marks)
+    height = TOP + 4 + len(groups) * height
+    return Picture(WIDTH, height, label, "".join(marks), (Sample("class"), *samples))
 
 
 def gathered(counts: Sequence[int]) -> list[int]:

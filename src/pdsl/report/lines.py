@@ -1,52 +1,67 @@
 """Several runs in one chart: a line each, told apart by colour, dashes and a name at its end."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from pdsl.report.curves import BOTTOM, HEIGHT, LEFT, POINTS, TOP, WIDTH, axes
-from pdsl.report.markup import drawing, element, path, words
-from pdsl.report.numbers import chunks, percent, ticks_between, ticks_to
+from pdsl.report.curves import BOTTOM, HEIGHT, LEFT, POINTS, TOP, WIDTH, Form, axes, under_the_pointer
+from pdsl.report.markup import element, path, words
+from pdsl.report.numbers import chunks, exact, exact_percent, percents, ticks_between, ticks_to
+from pdsl.report.picture import Picture
 
 RIGHT = 370  # names stand to the right of it
 DASHES = ("", "7 4", "2 4", "10 3 2 3", "4 2")
-APART = 14  # least distance of two names
+APART = 16  # least distance of two names
+LETTERS = 20  # of a name that have room
 
 Points = Sequence[tuple[int, float]]  # (round, value)
 
 
-def lines(
-    series: Mapping[str, Points], what: str = "accuracy", top: float = 1.0, form: Callable[[float], str] = percent
-) -> str:
-    """Values from 0 to `top` over rounds of each, in the order given; words where there is nothing to draw."""
-    series = {
-        name: [points[part[-1]] for part in chunks(len(points), POINTS)] for name, points in series.items() if points
-    }
+def lines(series: Mapping[str, Points]) -> str:
+    """Accuracy over rounds of each, in the order given; words where there is nothing to draw."""
+    picture = overlaid(series, "accuracy", percents, exact_percent, top=1)
+    return picture.html() if picture else words("p", "Nothing was measured.", class_="none")
+
+
+def overlaid(
+    series: Mapping[str, Points], what: str, form: Form, said: Form = exact, top: float | None = None
+) -> Picture | None:
+    """A line each, from 0 to `top` or to the largest value; None where there is nothing to draw.
+
+    Values are written as `form` has them on the axis, and as `said` has them under the pointer.
+    """
+    series = {name: points for name, points in series.items() if points}
     if not series:
-        return words("p", "Nothing was measured.", class_="none")
-    rounds = [t for points in series.values() for t, _ in points]
-    first, last = min(rounds), max(rounds)
-    heights = ticks_to(top)
+        return None
+    rounds = sorted({t for points in series.values() for t, _ in points})
+    first, last = rounds[0], rounds[-1]
+    heights = ticks_to(top or max(value for points in series.values() for _, value in points) or 1)
 
     def place(t: int, value: float) -> tuple[float, float]:
         across = (LEFT + RIGHT) / 2 if first == last else LEFT + (RIGHT - LEFT) * (t - first) / (last - first)
         return across, BOTTOM - (BOTTOM - TOP) * value / heights[-1]
 
     grid = [(place(first, v)[1], form(v)) for v in heights]
-    marks = [axes(grid, [(place(t, 0)[0], t) for t in ticks_between(first, last)])]
+    marks = [axes(grid, [(place(t, 0)[0], t) for t in ticks_between(first, last)], RIGHT)]
     labels = []
     for n, (name, points) in enumerate(series.items()):
-        line = _line(n, path([place(t, value) for t, value in points]))
-        marks.append(element("g", line, data_tip=f"{name}\n{form(points[-1][1])} after round {points[-1][0]}"))
+        kept = [points[part[-1]] for part in chunks(len(points), POINTS)]
+        marks.append(_line(n, path([place(t, value) for t, value in kept]), " lone" * (len(kept) == 1)))
         labels.append((place(*points[-1])[1], n, name))
     for y, n, name in _spread(labels):
-        marks += [_line(n, f"M{RIGHT + 8} {y:.1f}h22"), words("text", name, x=RIGHT + 36, y=y + 4)]
-    return drawing(WIDTH, HEIGHT, f"{what} of {', '.join(series)} over rounds {first} to {last}", *marks)
+        short = name if len(name) <= LETTERS else f"{name[: LETTERS - 1]}…"
+        marks += [_line(n, f"M{RIGHT + 8} {y:.1f}h22"), words("text", short, x=RIGHT + 36, y=y + 4)]
+    at = [rounds[part[-1]] for part in chunks(len(rounds), POINTS)]
+    values = {name: dict(points) for name, points in series.items()}
+    rows = [{"round": t, **{name: of_round.get(t) for name, of_round in values.items()}} for t in at]
+    marks.append(under_the_pointer(rows, [place(t, 0)[0] for t in at], RIGHT, {name: name for name in series}, said))
+    label = f"{what} of {', '.join(series)} over rounds {first} to {last}"
+    return Picture(WIDTH, HEIGHT, label, "".join(marks))
 
 
-def _line(n: int, shape: str) -> str:
+def _line(n: int, shape: str, extra: str = "") -> str:
     """The nth line's colour and dashes."""
     dashes = DASHES[n % len(DASHES)]
     style = {"stroke_dasharray": dashes} if dashes else {}
-    return element("path", d=shape, class_=f"line own k{n % 10}", **style)
+    return element("path", d=shape, class_=f"line own l{n % 10}{extra}", **style)
 
 
 def _spread(labels: list[tuple[float, int, str]]) -> list[tuple[float, int, str]]:

@@ -3,12 +3,13 @@
 from html import escape
 
 Value = str | float
+SHAPES = ("path", "rect", "circle")  # of SVG: what alone may close itself, since HTML takes <div/> for <div>
 
 
 def element(name: str, *children: str, **attributes: Value) -> str:
     """An element: children are markup already, attributes are escaped; `class_` is class and `a_b` is a-b."""
     inside = "".join(f' {key.rstrip("_").replace("_", "-")}="{_attribute(v)}"' for key, v in attributes.items())
-    return f"<{name}{inside}>{''.join(children)}</{name}>" if children else f"<{name}{inside}/>"
+    return f"<{name}{inside}/>" if name in SHAPES else f"<{name}{inside}>{''.join(children)}</{name}>"
 
 
 def words(name: str, text: str, **attributes: Value) -> str:

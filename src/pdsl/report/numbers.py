@@ -9,6 +9,24 @@ def percent(value: float | None) -> str:
     return "—" if value is None else f"{100 * value:.1f}{SPACE}%"
 
 
+def percents(value: float) -> str:
+    """For axes: no zeros that say nothing."""
+    return f"{100 * value:.3g}{SPACE}%"
+
+
+def exact(value: float) -> str:
+    """For those who ask: five digits."""
+    return f"{value:,.0f}" if 1e5 <= abs(value) < 1e12 else f"{value:.5g}".replace("-", "−")
+
+
+def exact_percent(value: float) -> str:
+    return f"{100 * value:.5g}{SPACE}%"
+
+
+def exact_size(count: float) -> str:
+    return f"{count:,.0f}{SPACE}B"
+
+
 def plain(value: float | None) -> str:
     """Three digits, or all of a larger whole number."""
     if value is None:

@@ -1,15 +1,92 @@
-// Says what is under the pointer, or under a finger.
+// Tabs, and the exact values under the pointer, a finger or the arrow keys. Without it all parts stand one below another.
 const tip = document.getElementById("tip");
-const show = (event) => {
-  const mark = event.target.closest("[data-tip]");
+let chosen = location.hash.slice(1); // the open part's name
+let mark = null; // what the tip is about
+let pointer = null; // where it was last
+
+const show = (next, x, y) => {
+  mark?.classList.remove("at");
+  mark = next;
   tip.hidden = !mark;
   if (!mark) return;
+  mark.classList.add("at");
   const of = mark.parentNode.dataset.of;
   tip.textContent = (of ? of + "\n" : "") + mark.dataset.tip;
-  const left = Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8);
-  const below = event.clientY + 18;
-  const top = below + tip.offsetHeight < innerHeight ? below : event.clientY - tip.offsetHeight - 12;
-  tip.style.translate = `${Math.max(8, left)}px ${top}px`;
+  const left = Math.min(x + 14, innerWidth - tip.offsetWidth - 8);
+  const top = y + 18 + tip.offsetHeight < innerHeight ? y + 18 : y - tip.offsetHeight - 12;
+  tip.style.translate = `${Math.max(8, left)}px ${Math.max(8, top)}px`;
 };
-addEventListener("pointermove", show);
-addEventListener("pointerdown", show);
+const point = (event) => {
+  pointer = event;
+  show(event.target.closest?.("[data-tip]") ?? null, event.clientX, event.clientY);
+};
+const step = (to) => {
+  const box = to.getBoundingClientRect();
+  if (box.top < 0 || box.bottom > innerHeight) to.scrollIntoView({ block: "center" });
+  const now = to.getBoundingClientRect();
+  show(to, now.left + now.width / 2, now.top + Math.min(now.height / 2, 40));
+};
+
+const open = (name) => {
+  chosen = name;
+  for (const tab of document.querySelectorAll('[role="tab"]')) {
+    const is = tab.dataset.part === name;
+    tab.setAttribute("aria-selected", is);
+    tab.tabIndex = is ? 0 : -1;
+    document.getElementById(tab.getAttribute("aria-controls")).classList.toggle("open", is);
+  }
+};
+// Also called by a page that follows a run, whenever it has been replaced.
+const arrange = () => {
+  const tabs = [...document.querySelectorAll('[role="tab"]')];
+  if (tabs.length) {
+    document.body.classList.add("tabbed");
+    document.querySelector('[role="tablist"]').hidden = false;
+    open(tabs.some((tab) => tab.dataset.part === chosen) ? chosen : tabs[0].dataset.part);
+  }
+  for (const figure of document.querySelectorAll('svg[role="img"]')) {
+    if (figure.querySelector("[data-tip]")) figure.tabIndex = 0;
+  }
+};
+
+const alongTabs = (tabs, at, key) => {
+  const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: tabs.length - 1 }[key];
+  return to === undefined ? null : tabs[(to + tabs.length) % tabs.length];
+};
+const alongMarks = (figure, key) => {
+  const marks = [...figure.querySelectorAll("[data-tip]")];
+  const at = marks.indexOf(mark);
+  if (at < 0) return key.startsWith("Arrow") || key === "Home" ? marks[0] : key === "End" ? marks.at(-1) : null;
+  const row = [...mark.parentNode.querySelectorAll(":scope > [data-tip]")];
+  const aside = row.length < marks.length ? row.length : 1; // up and down: the row above and below
+  const to = { ArrowRight: at + 1, ArrowLeft: at - 1, ArrowDown: at + aside, ArrowUp: at - aside, Home: 0 }[key];
+  if (key === "End") return marks.at(-1);
+  return to === undefined ? null : marks[Math.max(0, Math.min(marks.length - 1, to))];
+};
+
+addEventListener("pointermove", point);
+addEventListener("pointerdown", point);
+addEventListener("focusout", () => show(null));
+addEventListener("click", (event) => {
+  const tab = event.target.closest?.('[role="tab"]');
+  if (!tab) return;
+  open(tab.dataset.part);
+  history.replaceState(null, "", `#${tab.dataset.part}`);
+});
+addEventListener("keydown", (event) => {
+  const focused = document.activeElement;
+  let to = null;
+  if (event.key === "Escape") show(null);
+  else if (focused.matches('[role="tab"]')) {
+    const tabs = [...document.querySelectorAll('[role="tab"]')];
+    to = alongTabs(tabs, tabs.indexOf(focused), event.key);
+    to?.focus();
+    to?.click();
+  } else if (focused.matches('svg[role="img"]')) {
+    to = alongMarks(focused, event.key);
+    if (to) step(to);
+  }
+  if (to) event.preventDefault();
+});
+addEventListener("hashchange", () => { chosen = location.hash.slice(1); arrange(); });
+arrange();

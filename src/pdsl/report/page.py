@@ -1,15 +1,13 @@
-"""The page: a verdict, figures, settings and how to repeat the run, in one HTML file."""
+"""The page of a run: a verdict and, in tabs, how it learnt, what it spent, who helped whom, and its settings."""
 
 from pathlib import Path
 
-from pdsl.report.curves import curves
-from pdsl.report.document import card, document, figure, write_aside
-from pdsl.report.graph import DETAILED, LINKS, graph
-from pdsl.report.heat import by_edge, heat_map
-from pdsl.report.holdings import holdings
+from pdsl.privacy.statement import SEEDED
+from pdsl.report.document import card, document, parts, write_aside
+from pdsl.report.figures import Figure, helping, learning, spending
 from pdsl.report.markup import element, words
 from pdsl.report.numbers import duration, percent, plain, size
-from pdsl.report.reading import Fields, Run, read_run
+from pdsl.report.reading import Run, read_run
 
 
 def write_report(run: Path) -> Path:
@@ -17,110 +15,93 @@ def write_report(run: Path) -> Path:
     return write_aside(run / "report.html", page(read_run(run)))
 
 
-def page(run: Run) -> str:
-    main = _tiles(run), _privacy(run), _figures(run), _settings(run), _repeat(run)
-    return document(run.name, _verdict(run), *main)
+def page(run: Run, state: str = "", live: bool = False) -> str:
+    content = {
+        "Learning": _two_columns(learning(run)),
+        "Privacy": _privacy(run),
+        "Who helps whom": _helping(run),
+        "Settings": _settings(run) + _repeat(run),
+    }
+    return document(run.name, verdict(run), _tiles(run), parts(content), state=state, live=live)
 
 
-def _outcome(run: Run) -> Fields:
-    """How the run ended or, unfinished, stood when it was last evaluated."""
-    return run.summary or next((row for row in reversed(run.rows) if row["accuracy"] is not None), run.rows[-1])
-
-
-def _verdict(run: Run) -> str:
+def verdict(run: Run) -> str:
+    """The run in a sentence: who learnt what how well, in how many rounds, at what cost in privacy."""
     place = run.setup["graph"].split(" of ")[0]
     who = f"{run.setup['agents']} agents on {'an' if place[:1] in 'aeiou' else 'a'} {place}"
-    accuracy, rounds = _outcome(run)["accuracy"], run.rows[-1]["round"]
+    accuracy, rounds = run.outcome()["accuracy"], run.rows[-1]["round"]
     learnt = f"learnt {run.setup['data']}" + ("" if accuracy is None else f" to {percent(accuracy)}")
-    if run.summary:
-        return f"{who} {learnt} in {rounds} round{'s' * (rounds != 1)}."
-    return f"This run is unfinished: {who} have {learnt} after {rounds} of {run.config.get('rounds', 'more')} rounds."
+    if run.summary is None:
+        return (
+            f"This run is unfinished: {who} have {learnt} after {rounds} of {run.config.get('rounds', 'more')} rounds."
+        )
+    return f"{who} {learnt} in {rounds} round{'s' * (rounds != 1)}, {_cost(run)}."
+
+
+def _cost(run: Run) -> str:
+    epsilon = run.epsilon()
+    if epsilon is None:
+        return "with no bound on ε"
+    spent = f"with total ε = {plain(epsilon)}" + ("" if run.budget is None else f" of {plain(run.budget)}")
+    return f"{spent}, in a simulation" if run.summary and SEEDED in run.summary["privacy"] else spent
 
 
 def _tiles(run: Run) -> str:
-    outcome = _outcome(run)
+    outcome, epsilon = run.outcome(), run.epsilon()
+    rounds = run.rows[-1]["round"]
     tiles = {
         "accuracy, mean over agents": percent(outcome["accuracy"]),
         "accuracy of the mean model": percent(outcome["accuracy_of_mean"]),
-        "loss": plain(outcome["loss"]),
-        "rounds": plain(run.rows[-1]["round"]),
-        "time": duration(run.summary["seconds"] if run.summary else None),
-        "sent between agents": size(sum(row["bytes"] or 0 for row in run.rows)),
+        "loss, mean over agents": plain(outcome["loss"]),
+        "total ε" if run.budget is None or epsilon is None else f"total ε of {plain(run.budget)}": plain(epsilon),
+        "sent between agents": size(run.sent()),
     }
+    if run.summary:
+        tiles[f"for {plain(rounds)} round{'s' * (rounds != 1)}"] = duration(run.summary["seconds"])
+    else:
+        tiles[f"of {run.config.get('rounds', 'more')} rounds"] = plain(rounds)
     return element("dl", *(element("div", words("dt", label), words("dd", value)) for label, value in tiles.items()))
 
 
+def _two_columns(drawn: list[Figure]) -> str:
+    left, right = ([figure.html() for figure in drawn[side::2]] for side in (0, 1))
+    return element("div", element("div", *left), element("div", *right), class_="columns")
+
+
+def _helping(run: Run) -> str:
+    """The graph and what agents hold on the left, what their messages weighed and were worth on the right."""
+    drawn = {figure.name: figure.html() for figure in helping(run)}
+    left = [drawn.pop(name) for name in ("graph", "holdings")]
+    if {"weights", "heard"} <= drawn.keys():  # two tall ones are enough on the right
+        left.append(drawn.pop("heard"))
+    if "shapley" not in drawn:
+        nothing = words("p", "The algorithm of this run does not value messages.", class_="none")
+        drawn["shapley"] = card("What each message was worth", nothing)
+    return element("div", element("div", *left), element("div", *drawn.values()), class_="columns")
+
+
 def _privacy(run: Run) -> str:
-    """The privacy statement and, beside it, what else the run noted at its end."""
+    """The privacy statement, ε over the rounds, who it holds against, and what else the run noted at its end."""
+    spent = [figure.html() for figure in spending(run)]
     if run.summary is None:
-        return card("Privacy", words("p", "The privacy of a run is stated when it has ended."))
-    numbers = {"ε": run.summary["epsilon"], "σ": run.summary["sigma"]}
+        return card("Statement", words("p", "The privacy of a run is stated when it has ended.")) + "".join(spent)
+    numbers = {"ε": run.summary["epsilon"], "δ": run.summary["delta"], "σ": run.summary["sigma"]}
     known = ", ".join(f"{name} = {plain(value)}" for name, value in numbers.items() if value is not None)
-    said = words("p", run.summary["privacy"] or "Nothing is stated.") + words("p", known, class_="described")
-    notes = [words("p", note) for note in run.summary["notes"]]
-    return (
-        element("div", card("Privacy", said), card("Notes", *notes), class_="even") if notes else card("Privacy", said)
-    )
-
-
-def _figures(run: Run) -> str:
-    accuracy = curves(
-        run.rows,
-        {"mean over agents": "accuracy", "mean model": "accuracy_of_mean"},
-        lambda value: f"{100 * value:.3g} %",
-        top=1,
-        band=("worst to best agent", "accuracy_min", "accuracy_max"),
-    )
-    loss = curves(run.rows, {"loss": "loss"}, plain)
-    consensus = curves(run.rows, {"consensus distance": "consensus"}, plain)
-    held = holdings(run.setup["labels"], run.summary["accuracy_per_agent"] if run.summary else [])
-    left = [
-        figure("Accuracy", "On test data, in the rounds that were evaluated.", accuracy),
-        figure("Loss", "Mean over agents, on test data.", loss),
-        figure("Consensus distance", "How far, on average, an agent's model lies from the mean of all.", consensus),
-        figure("What each agent holds", "Records by class.", held),
-    ]
-    if any(row["epsilon"] is not None for row in run.rows):
-        left.insert(2, _spent(run))
-    return element("div", element("div", *left), element("div", _graph(run), _values(run)), class_="columns")
-
-
-def _spent(run: Run) -> str:
-    """ε after each round and, where a total was asked for, the budget above it."""
-    budget = run.config.get("privacy", {}).get("target_epsilon")
-    rows = [{**row, "budget": budget} for row in run.rows]
-    lines = {"ε spent": "epsilon"} | ({} if budget is None else {"budget": "budget"})
-    return figure("ε spent", "Total so far of the agent that has spent most.", curves(rows, lines, plain))
-
-
-def _graph(run: Run) -> str:
-    share = run.mean_share()
-    weights = share or [omega for *_, omega in run.setup["edges"]]
-    edges = [(i, j, weight) for (i, j, _), weight in zip(run.setup["edges"], weights, strict=True)]
-    described = words("p", f"{run.setup['graph'][:1].upper()}{run.setup['graph'][1:]}.", class_="described")
-    if run.setup["agents"] > DETAILED:
-        caption = f"Lines join neighbours; at most the {plain(LINKS)} heaviest are drawn."
-    else:
-        meaning = "share its receiver gives it, mean over the run" if share else "mixing weight ω"
-        caption = (
-            f"An arrow is a message, wider with the {meaning}. Numbers, where there is room, are percent;"
-            " inside a circle, under the agent's own, what it gives its own message."
-        )
-    return figure("Who listens to whom", caption, described + graph(run.setup["labels"], edges))
-
-
-def _values(run: Run) -> str:
-    title = "What each message was worth: Shapley value φ"
-    if not any(row["phi"] for row in run.rows):
-        return card(title, words("p", "The algorithm of this run does not value messages.", class_="none"))
-    rows = (
-        "A row is an edge, receiver ← sender" if by_edge(run) else "A row is a sending agent, its mean over receivers"
-    )
-    caption = (
-        f"{rows}; a column is a round or the mean of several."
-        " Blue messages raised the receiver's accuracy on the public set, orange ones (narrow bars) lowered it."
-    )
-    return figure(title, caption, heat_map(run))
+    said = run.summary["privacy"] or "Nothing is stated."
+    cards = [card("Statement", words("p", said), words("p", known, class_="described"))]
+    if run.summary["adversaries"]:
+        rows = [
+            element("tr", words("th", who, scope="row"), words("td", plain(epsilon)))
+            for who, epsilon in run.summary["adversaries"].items()
+        ]
+        about = words("p", "ε at the run's δ, for the agent that has spent most.", class_="described")
+        cards.append(card("Against whom", element("table", element("tbody", *rows)), about))
+    notes = [note for note in (run.summary["stopped"], *run.summary["notes"]) if note]
+    if notes:
+        cards.append(card("Notes", *(words("p", note) for note in notes)))
+    if not spent:
+        return "".join(cards)
+    return element("div", element("div", *cards), element("div", *spent), class_="columns")
 
 
 def _settings(run: Run) -> str:

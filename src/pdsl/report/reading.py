@@ -10,12 +10,16 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from pdsl.errors import PdslError
+from pdsl.settings import PrivacySettings
 
 Fields = dict[str, Any]
 T = TypeVar("T")
 
-MEASURED = ("consensus", "bytes", "epsilon", "accuracy", "accuracy_min", "accuracy_max", "accuracy_of_mean", "loss")
-SUMMARISED = ("accuracy", "accuracy_of_mean", "loss", "seconds", "epsilon", "sigma")
+MEASURED = (
+    *("consensus", "bytes", "epsilon", "loss", "loss_min", "loss_max"),
+    *("accuracy", "accuracy_min", "accuracy_max", "accuracy_of_mean"),
+)
+SUMMARISED = ("accuracy", "accuracy_of_mean", "loss", "seconds", "epsilon", "delta", "sigma")
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,28 @@ class Run:
     rows: list[Fields]  # round, MEASURED, and a value per edge of phi and share, or []
     summary: Fields | None  # None: the run is unfinished
 
+    @property
+    def algorithm(self) -> str:
+        return str(self.config.get("algorithm", {}).get("name", "—"))
+
+    @property
+    def budget(self) -> float | None:
+        """The total ε that the run was to stay within; None where none was set."""
+        return PrivacySettings(**self.config.get("privacy", {})).budget
+
+    def outcome(self) -> Fields:
+        """How the run ended or, unfinished, stood when it was last evaluated."""
+        return self.summary or next((row for row in reversed(self.rows) if row["accuracy"] is not None), self.rows[-1])
+
+    def epsilon(self) -> float | None:
+        """The total spent, or spent so far."""
+        last = self.summary or self.rows[-1]
+        return None if last["epsilon"] is None else float(last["epsilon"])
+
+    def sent(self) -> int:
+        """Bytes, between all agents."""
+        return int(sum(row["bytes"] or 0 for row in self.rows))
+
     def mean_share(self) -> list[float]:
         """Of each edge, over the run; [] for an algorithm without shares."""
         return [fmean(of_edge) for of_edge in zip(*(row["share"] for row in self.rows if row["share"]), strict=True)]
@@ -37,10 +63,11 @@ def read_run(run: Path) -> Run:
     """The run in this directory; PdslError when something needed is missing or broken."""
     if not run.is_dir():
         raise PdslError(f"there is no run directory {str(run)!r}; make one with: pdsl run config.toml")
-    config = _read(run / "config.toml", tomllib.loads)
+    config = _read(run / "config.toml", _config)
     setup = _read(run / "setup.json", _setup)
-    rows = _read(run / "rows.jsonl", lambda text: _rows(text, len(setup["edges"])))
+    # Before the rows: where there is a summary, all rows of a run that goes on have been written.
     summary = _read(run / "summary.json", _summary) if (run / "summary.json").exists() else None
+    rows = _read(run / "rows.jsonl", lambda text: _rows(text, len(setup["edges"])))
     return Run(str(config.get("name") or run.resolve().name), config, setup, rows, summary)
 
 
@@ -54,6 +81,12 @@ def _read(file: Path, parse: Callable[[str], T]) -> T:
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
         problem = " ".join(str(error).split())
     raise PdslError(f"cannot read {str(file)!r} ({problem}); repeat the run with: pdsl run config.toml")
+
+
+def _config(text: str) -> Fields:
+    config = tomllib.loads(text)
+    PrivacySettings(**config.get("privacy", {}))  # what is drawn depends on them
+    return config
 
 
 def _json(text: str) -> Fields:
@@ -105,6 +138,9 @@ def _row(row: Fields, edges: int) -> Fields:
 
 def _summary(text: str) -> Fields:
     summary = _json(text)
-    said = {"privacy": str(summary.get("privacy") or ""), "notes": [str(note) for note in summary.get("notes") or []]}
+    said = {name: str(summary.get(name) or "") for name in ("privacy", "stopped")}
+    notes = [str(note) for note in summary.get("notes") or []]
+    adversaries = {str(who): _number(epsilon) for who, epsilon in (summary.get("adversaries") or {}).items()}
     per_agent = [_number(value) for value in summary.get("accuracy_per_agent") or []]
-    return {name: _number(summary.get(name)) for name in SUMMARISED} | said | {"accuracy_per_agent": per_agent}
+    numbers = {name: _number(summary.get(name)) for name in SUMMARISED}
+    return numbers | said | {"notes": notes, "adversaries": adversaries, "accuracy_per_agent": per_agent}

@@ -5,18 +5,16 @@ import io
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from pathlib import Path
 from statistics import fmean
 
-from pdsl.report import lines as charts
-from pdsl.report.lines import Points
+from pdsl.report.lines import Points, overlaid
 from pdsl.report.numbers import plain
+from pdsl.report.picture import Picture
 from pdsl.reproduce.layout import label
 from pdsl.reproduce.paper import FIGURES, METHODS, Setting, panels
 from pdsl.reproduce.results import Results
 
 HIGHEST = 2 * math.log(10)  # twice the loss of guessing among ten classes; what is above is drawn there
-STYLE = "svg { background: var(--card); font-family: system-ui, sans-serif; }"
 
 
 def losses(results: Results, panel: str) -> dict[str, Points]:
@@ -33,16 +31,9 @@ def losses(results: Results, panel: str) -> dict[str, Points]:
     return found
 
 
-def drawn(curves: Mapping[str, Points]) -> str:
-    top = max((value for points in curves.values() for _, value in points), default=1.0)
-    return charts.lines(curves, "loss", top or 1.0, plain)
-
-
-def svg(drawing: str) -> str:
-    """A drawing of a page as a file of its own."""
-    css = Path(charts.__file__).with_name("page.css").read_text(encoding="utf-8")
-    head, inside = drawing.split(">", 1)
-    return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{css}{STYLE}</style>{inside}'
+def drawn(curves: Mapping[str, Points]) -> Picture | None:
+    """A panel; None where nothing has been run."""
+    return overlaid(curves, "loss", plain)
 
 
 def comma_separated(results: Results) -> str:

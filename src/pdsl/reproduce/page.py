@@ -3,6 +3,7 @@
 from pdsl.report.document import card, document, figure
 from pdsl.report.markup import element, words
 from pdsl.report.numbers import SPACE
+from pdsl.report.picture import Picture
 from pdsl.reproduce.figures import drawn, losses
 from pdsl.reproduce.layout import NAMES, Shown, blocks, caption, columns, label
 from pdsl.reproduce.paper import AGENTS, GRAPHS, panels
@@ -43,13 +44,17 @@ def _cell(cell: Shown) -> str:
     return element("td", "<br/>".join(parts))
 
 
+def _chart(picture: Picture | None) -> str:
+    return picture.html() if picture else words("p", "Not run yet.", class_="none")
+
+
 def figure_page(results: Results) -> str:
     task = results.plan.task
     drawings = [
         figure(
             f"({panel}) ε = {epsilon:g} with M = {agents}",
             "Loss on test data, mean over agents and seeds.",
-            element("div", drawn(losses(results, panel)), class_="chart"),
+            element("div", _chart(drawn(losses(results, panel))), class_="chart"),
         )
         for panel, (agents, epsilon) in panels(results.target).items()
     ]

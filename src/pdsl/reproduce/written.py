@@ -17,9 +17,9 @@ def write(results: Results, folder: Path) -> Path:
     name = results.target
     if name in FIGURES:
         for panel in panels(name):
-            curves = figures.losses(results, panel)
-            if any(curves.values()):
-                write_aside(folder / f"{name}-{panel}.svg", figures.svg(figures.drawn(curves)))
+            picture = figures.drawn(figures.losses(results, panel))
+            if picture is not None:
+                write_aside(folder / f"{name}-{panel}.svg", picture.svg(f"{name} ({panel})"))
         write_aside(folder / f"{name}.csv", figures.comma_separated(results))
         return write_aside(folder / f"{name}.html", figure_page(results))
     for kind, form in FORMS.items():
