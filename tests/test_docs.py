@@ -47,10 +47,15 @@ KNOWN = {
     "python3 -m venv .venv": "Python's own",
     ". .venv/bin/activate": "Python's own",
     "pip install .": "pip's own",
+    "pip install 'pdsl[figures]'": "pip's own",
+    "pip install 'pdsl[tensorboard]'": "pip's own",
+    "tensorboard --logdir board": "TensorBoard's own",
 }
 
 # Arguments with which a command is quick.
+ONE_CELL = "graph=ring,agents=10,epsilon=1,method=pdsl"
 SMALLER = {
+    "reproduce": ["--only", ONE_CELL, "--rounds", "1", "--grid", "1"],
     "audit": ["--canaries", "0"],
     "compare": ["--algorithms", "d-psgd", "--grid", "1", "--seeds", "1", *settings("rounds=1")],
 }
