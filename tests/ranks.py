@@ -12,6 +12,7 @@ from pdsl.engine.ranks import Alone, joined
 from pdsl.train import final_evaluation, prepare, rounds
 from tests.commands import PATIENCE, _command, forking
 
+LONG_PATIENCE = 5 * PATIENCE  # several processes on few cores
 Settings = dict[str, Any]
 
 
@@ -48,7 +49,7 @@ def outcomes(size: int, configs: list[Settings], folder: Path) -> list[Settings]
 
 def ended(processes: list[ForkServerProcess], code: int = 0) -> None:
     for process in processes:
-        process.join(PATIENCE)
+        process.join(LONG_PATIENCE)
     assert [process.exitcode for process in processes] == [code] * len(processes)
 
 

@@ -131,8 +131,14 @@ def _execute(e: Experiment, run: RunDirectory, begin: Begin, watch: Watch, compl
         engine.gather([])  # nobody sends before it is written
 
     def save(t: int) -> None:
-        run.save(Checkpoint(t, state_tensors(state), seconds), engine.agents, e.graph.agents)
-        engine.gather([])  # everybody's part is there
+        problem = None
+        try:
+            run.save(Checkpoint(t, state_tensors(state), seconds), engine.agents, e.graph.agents)
+        except OSError as error:
+            problem = error.strerror
+        for told in engine.gather([problem]):  # everybody's part is there, or nobody goes on
+            if told is not None:
+                raise OSError(None, told)
         if engine.writes:
             run.prune()
 
