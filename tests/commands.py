@@ -80,8 +80,8 @@ def _command(cwd: Path, argv: list[str], out: str | Path, err: str | Path) -> No
     main()
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
+def wait_for(condition: Callable[[], bool], patience: float = PATIENCE) -> None:
+    end = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.001)

@@ -135,6 +135,17 @@ def test_killed_and_taken_up_on_other_numbers_of_ranks(undisturbed: dict[str, An
     assert summary_of(outcome.out) == undisturbed
 
 
+def test_secret_noise_is_the_same_when_rounds_are_run_again_elsewhere(tmp_path: Path) -> None:
+    """The ranks share the run's secret: whoever owns an agent draws the noise that it drew before."""
+    run = tmp_path / "run"
+    secret = settings("rounds=3", "privacy.randomness=system")
+    ended(launched(2, "run", "--json", *SMALL, *secret, "--out", run, said=tmp_path))
+    first = json.loads((tmp_path / "0.out").read_text())["models_sha256"]
+    for file in (run / "checkpoint").iterdir():
+        file.unlink()
+    assert json.loads(pdsl("run", "--json", "--resume", run).out)["models_sha256"] == first
+
+
 def test_a_mistake_is_told_once(tmp_path: Path) -> None:
     ended(launched(2, "run", "--set", "graph.agents=many", "--out", tmp_path / "run", said=tmp_path), code=2)
     assert len((tmp_path / "0.err").read_text().splitlines()) == 1
@@ -155,9 +166,12 @@ def test_torchrun_restarts_a_run_whose_rank_was_killed(undisturbed: dict[str, An
     ]  # fmt: skip
     environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     torchrun = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: rows_on_disk(run) >= 2)
-    os.kill(_worker(torchrun.pid, rank=1), signal.SIGKILL)
-    out, err = torchrun.communicate(timeout=LONG_PATIENCE)
+    try:
+        wait_for(lambda: rows_on_disk(run) >= 2, LONG_PATIENCE)
+        os.kill(_worker(torchrun.pid, rank=1), signal.SIGKILL)
+        out, err = torchrun.communicate(timeout=LONG_PATIENCE)
+    finally:
+        torchrun.terminate()  # it ends its ranks
     assert torchrun.returncode == 0, err
     assert summary_of(out) == undisturbed
 
