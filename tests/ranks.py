@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pdsl.config import validated
-from pdsl.engine.ranks import Alone, joined
+from pdsl.engine.ranks import Alone, Processes, joined
 from pdsl.train import final_evaluation, prepare, rounds
 from tests.commands import PATIENCE, _command, forking
 
@@ -61,7 +61,7 @@ def _rank(rank: int, size: int, port: int, configs: list[Settings], told: Path) 
         told.write_text(json.dumps(found))
 
 
-def _outcome(ranks: Alone, values: Settings) -> Settings:
+def _outcome(ranks: Processes, values: Settings) -> Settings:
     config = validated(values, "test")
     ranks.settle(config.engine)
     e = prepare(config, engine=ranks.engine)

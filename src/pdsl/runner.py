@@ -11,7 +11,7 @@ from typing import Any
 from pdsl import config as configs
 from pdsl.checkpoints import Checkpoint
 from pdsl.config import Config
-from pdsl.engine.ranks import Alone
+from pdsl.engine.ranks import Alone, Processes
 from pdsl.errors import PdslError
 from pdsl.privacy import Ledger, Mechanism
 from pdsl.randomness import KEY_BYTES, SecretStreams
@@ -28,7 +28,7 @@ ALONE = Alone()
 MAY_CHANGE = ("rounds", "checkpoint_every", "engine.workers", "engine.device", "engine.timeout")
 
 
-def start(config: Config, out: Path, ranks: Alone = ALONE) -> tuple[Experiment, RunDirectory]:
+def start(config: Config, out: Path, ranks: Processes = ALONE) -> tuple[Experiment, RunDirectory]:
     """Everything is checked before the directory is made: a mistake leaves nothing behind."""
     ranks.settle(config.engine)
     key = _new_key(ranks)
@@ -42,13 +42,13 @@ def start(config: Config, out: Path, ranks: Alone = ALONE) -> tuple[Experiment, 
     return experiment, run
 
 
-def _new_key(ranks: Alone) -> bytes:
+def _new_key(ranks: Processes) -> bytes:
     """One secret for all processes, since any of them may own an agent later on."""
     first, *_ = ranks.gather([secrets.token_hex(KEY_BYTES)])
     return bytes.fromhex(first)
 
 
-def begun(config: Config, out: Path | None, ranks: Alone) -> tuple[Path, bool]:
+def begun(config: Config, out: Path | None, ranks: Processes) -> tuple[Path, bool]:
     """The directory of a run, and whether it is there already: begun by this very job, before it was restarted."""
     folder, name = Path("runs"), f"{config.data.name}-{config.graph.kind}-{config.algorithm.name}"
     places = [out] if out else sorted(folder.glob(f"{name}*"))
@@ -63,7 +63,7 @@ def _begun_by(job: str, path: Path, config: Config) -> bool:
     return run.read(JOB) == job.encode() and run.config() == tomllib.loads(config.to_toml())
 
 
-def take_up(path: Path, assignments: Sequence[str], ranks: Alone = ALONE) -> tuple[Experiment, RunDirectory]:
+def take_up(path: Path, assignments: Sequence[str], ranks: Processes = ALONE) -> tuple[Experiment, RunDirectory]:
     """An old run, with those settings changed that change none of its rows."""
     run, config, key, agreed = ranks.together(lambda: _found(path, assignments))
     ranks.settle(config.engine)
