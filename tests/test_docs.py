@@ -7,6 +7,7 @@ What a block is, its language says, and a comment on the line before it may say 
     ```toml      a config; needs a file name
     ```output    must be in what the block before it printed
     ```text      a formula, nothing to run
+    ```yaml      for another program; needs a skip
 
     <!-- test: file NAME -->      the block is a file of this name, which later blocks use
     <!-- test: whole -->          run as it is, not shortened
@@ -36,7 +37,7 @@ from tests.realdata import real
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 QUOTES = {"algorithms.md"}  # its Python is compared with the source by test_docs_algorithms.py
-LANGUAGES = {"python", "sh", "toml", "output", "text"}
+LANGUAGES = {"python", "sh", "toml", "output", "text", "yaml"}
 REAL = re.compile(r"fashion-mnist|mnist|cifar10")
 
 # Lines of shell that are not ours to run here, and where what they do is tested.

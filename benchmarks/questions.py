@@ -1,0 +1,102 @@
+"""Does Shapley weighting help, and when? PDSL against the same with uniform weights and with the paper's.
+
+    python benchmarks/questions.py [clean flipped1 flipped3 noise3 idle3 settings] [--seeds 3] [--rounds 40]
+
+Real MNIST, ten agents, full graph, total ε = 4, Dirichlet μ = 0.25. Each line is so many runs; interrupted, the same
+command goes on with what is missing. Results stay in --out, and are printed as a Markdown table.
+"""
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from pdsl.cells import carry_out
+from pdsl.cells.one import Score
+from pdsl.config import Config, load
+
+BASE = {
+    "data.name": "mnist",
+    "graph.kind": "full",
+    "graph.agents": 10,
+    "model.name": "mnist-cnn",
+    "model.channels": "[8, 16]",
+    "model.norm": "rms",
+    "batch.size": 250,
+    "algorithm.learning_rate": 3.0,
+    "privacy.target_epsilon": 4.0,
+    "shapley.sample": 100,
+    "shapley.check_every": 0,
+    "evaluate_every": 10,
+    "engine.workers": 1,
+}
+PAPER = {"shapley.weighting": "minmax", "shapley.value": "accuracy", "shapley.probe": 1, "shapley.memory": 0}
+WEIGHTS: dict[str, dict[str, Any]] = {
+    "ours": {},
+    "uniform": {"shapley.weighting": "uniform"},
+    "the paper's (λ = 0)": PAPER | {"shapley.floor": 0},
+}
+AGENTS: dict[str, dict[str, Any]] = {
+    "clean": {},
+    "flipped1": {"rogue.flipped": 1},
+    "flipped3": {"rogue.flipped": 3},
+    "noise3": {"rogue.noise": 3},
+    "idle3": {"rogue.idle": 3},
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "worth by accuracy": {"shapley.value": "accuracy"},
+    "a whole step": {"shapley.probe": 1},
+    "no memory": {"shapley.memory": 0},
+    "min-max": {"shapley.weighting": "minmax"},
+    "λ = 0": {"shapley.floor": 0},
+    "λ = 0.5": {"shapley.floor": 0.5},
+}
+SLUG = str.maketrans({" ": "-", "'": "", "(": "", ")": "", "λ": "floor", "=": ""})
+
+
+def questions(asked: list[str]) -> dict[tuple[str, str], dict[str, Any]]:
+    """(agents, weights) of every line, and what it sets."""
+    found = {(who, how): AGENTS[who] | WEIGHTS[how] for who in asked if who in AGENTS for how in WEIGHTS}
+    if "settings" in asked:
+        found |= {("flipped3", name): AGENTS["flipped3"] | change for name, change in SETTINGS.items()}
+    return found
+
+
+def cell(question: tuple[str, str], change: dict[str, Any], rounds: int, seed: int) -> tuple[str, Config]:
+    values = BASE | change | {"rounds": rounds, "seed": seed}
+    name = f"{question[0]}-{question[1]}-{rounds}-{seed}".translate(SLUG)
+    return name, load(None, [f"{key}={value}" for key, value in values.items()])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("asked", nargs="*", choices=[*AGENTS, "settings"], default=["clean", "flipped3"])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--processes", type=int)
+    parser.add_argument("--out", type=Path, default=Path("runs/questions"))
+    options = parser.parse_args()
+    asked = questions(options.asked)
+    cells = {
+        (question, seed): cell(question, change, options.rounds, seed)
+        for question, change in asked.items()
+        for seed in range(options.seeds)
+    }
+
+    def told(score: Score, done: int, new: bool) -> None:
+        print(f"[{done}/{len(cells)}] {score.name} {score.failed or f'{score.accuracy_of_mean:.4f}'}", file=sys.stderr)
+
+    scores = carry_out(lambda _: dict(cells.values()), options.out, told, options.processes)
+    print(f"{options.rounds} rounds, {options.seeds} seeds; accuracy of the mean model\n")
+    print("| agents | weights | accuracy | each seed |\n|---|---|---|---|")
+    for who, how in asked:
+        found = [scores[cells[(who, how), seed][0]] for seed in range(options.seeds)]
+        accuracies = [score.accuracy_of_mean for score in found if score.failed is None]
+        each = ", ".join(score.failed or f"{score.accuracy_of_mean:.4f}" for score in found)
+        mean = f"{statistics.mean(accuracies):.4f}" if accuracies else "none"
+        print(f"| {who} | {how} | {mean} | {each} |")
+
+
+if __name__ == "__main__":
+    main()
