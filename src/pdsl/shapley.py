@@ -201,8 +201,12 @@ class Validation:
         by_logits, true = (_Game(models, how, worth, dict.fromkeys(sorted(masks))) for how in ("fast", "exact"))
         self._evaluate([by_logits, true])
         unit = worth.unit / len(self.labels)
-        errors = [abs(a - b) * unit for a, b in zip(by_logits.found(), true.found(), strict=True)]
-        return {"coalitions": len(masks), "mean_error": float(np.mean(errors)), "max_error": max(errors)}
+        errors = [abs(a - b) for a, b in zip(by_logits.found(), true.found(), strict=True)]
+        return {
+            "coalitions": len(masks),
+            "mean_error": float(np.mean(errors)) * unit,
+            "max_error": max(errors) * unit,
+        }
 
     def _sampled(self, t: int, size: int) -> "Validation":
         """A part of Q, the same for all agents in this round."""
