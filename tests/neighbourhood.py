@@ -1,6 +1,8 @@
 """Organisations for tests: folders with keys, a plan that they agree on, and bytes that nobody should send."""
 
 import pickle
+import socket
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,15 @@ from pdsl.peer.plan import Conduct, Plan, Task
 NAMES = ("ada", "ben", "cleo", "dora", "eli", "fay", "gus", "hal")
 
 
-def organisations(folder: Path, count: int = 4, port: int = 20000) -> list[Identity]:
-    return [Identity.create(folder / name, name, f"127.0.0.1:{port + i}") for i, name in enumerate(NAMES[:count])]
+def organisations(folder: Path, count: int = 4) -> list[Identity]:
+    """Folders with keys, and addresses on this machine that were free a moment ago."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        ports = [s.getsockname()[1] for s in sockets]
+    return [
+        Identity.create(folder / name, name, f"127.0.0.1:{port}")
+        for name, port in zip(NAMES[:count], ports, strict=True)
+    ]
 
 
 def agreed(members: list[Identity], task: Task | None = None, conduct: Conduct | None = None, **settings: Any) -> Plan:

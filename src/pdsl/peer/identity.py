@@ -141,9 +141,13 @@ class Identity:
     @classmethod
     def _made(cls, folder: Path, name: str, address: str) -> "Identity":
         key = ec.generate_private_key(ec.SECP256R1())
-        own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        serial = x509.random_serial_number()
+        # With the number in it, a name has one certificate: TLS looks for an anchor by its name, and two may be pinned.
+        own = x509.Name(
+            [x509.NameAttribute(NameOID.COMMON_NAME, name), x509.NameAttribute(NameOID.SERIAL_NUMBER, f"{serial:x}")]
+        )
         certificate = (
-            x509.CertificateBuilder(own, own, key.public_key(), x509.random_serial_number(), *ALWAYS)
+            x509.CertificateBuilder(own, own, key.public_key(), serial, *ALWAYS)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
             .sign(key, hashes.SHA256())

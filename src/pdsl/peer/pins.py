@@ -5,6 +5,7 @@ certificate out of it revokes it, at once. Nothing else, no authority and no nam
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from cryptography import x509
@@ -25,18 +26,11 @@ class Pins:
         """The pinned certificates of a neighbour, as PEM; none if it was revoked."""
         file = self._file(name)
         try:
-            content = file.read_bytes()
-            if not content.strip():
-                return []
-            certificates = x509.load_pem_x509_certificates(content)
+            return list(_parsed(file.read_bytes(), name, str(file)))
         except FileNotFoundError:
             return []
-        except (OSError, ValueError) as e:
-            raise PdslError(f"{file} is damaged; join the plan again, or pin the neighbour's card") from e
-        pems = [certificate.public_bytes(serialization.Encoding.PEM).decode() for certificate in certificates]
-        if len(pems) > MOST:
-            raise PdslError(f"{file} has {len(pems)} certificates; leave at most {MOST}")
-        return [canonical(pem, name, str(file)) for pem in pems]
+        except OSError as e:
+            raise PdslError(f"{file}: {e.strerror}; join the plan again, or pin the neighbour's card") from e
 
     def add(self, card: Card) -> None:
         """Accept this certificate too. The oldest of two must be removed first: nobody is dropped silently."""
@@ -73,3 +67,18 @@ class Pins:
 
     def _file(self, name: str) -> Path:
         return self.folder / f"{name}.pem"
+
+
+@lru_cache(maxsize=1024)
+def _parsed(content: bytes, name: str, where: str) -> tuple[str, ...]:
+    """The certificates of a pin file; a server asks for them at every call."""
+    if not content.strip():
+        return ()
+    try:
+        certificates = x509.load_pem_x509_certificates(content)
+    except ValueError as e:
+        raise PdslError(f"{where} is damaged; join the plan again, or pin the neighbour's card") from e
+    if len(certificates) > MOST:
+        raise PdslError(f"{where} has {len(certificates)} certificates; leave at most {MOST}")
+    pems = (certificate.public_bytes(serialization.Encoding.PEM).decode() for certificate in certificates)
+    return tuple(canonical(pem, name, where) for pem in pems)
