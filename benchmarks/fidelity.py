@@ -57,7 +57,7 @@ def train(seed: int, rounds: int, estimator: str, compare_at: tuple[int, ...] = 
                 )
                 found.append(float(spearmanr(fast, true).statistic))
             state, _ = algorithm.step(state, parts.round(t))
-        return evaluate(e, state.x, workers).accuracy_of_mean, found
+        return evaluate(e, state.x, e.engine.mean(state.x), workers).accuracy_of_mean, found
 
 
 def main() -> None:

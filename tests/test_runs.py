@@ -21,10 +21,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from pdsl import models, runner
+from pdsl.checkpoints import Checkpoint
 from pdsl.config import load
 from pdsl.errors import PdslError
 from pdsl.randomness import Streams
-from pdsl.runs import PART, Checkpoint, RunDirectory, unused
+from pdsl.runs import PART, RunDirectory, unused
 from pdsl.train import Row, prepare
 from tests.commands import PATIENCE, SMALL, pdsl, result_of, rows_on_disk, settings, started, wait_for
 from tests.refusals import refused
@@ -409,7 +410,7 @@ def test_no_flipped_bit_of_a_checkpoint_goes_unnoticed(tmp_path: Path) -> None:
     tensors = {"x": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(7), "b": torch.tensor([True, False])}
     directory.save(Checkpoint(1, tensors, 0.5))
     directory.save(Checkpoint(2, {"x": torch.ones(2, 3)}, 0.75))
-    newest, before = directory._checkpoints()
+    newest, before = (file.path for file in directory._checkpoints())
     whole = newest.read_bytes()
     with safe_open(newest, framework="pt") as stored:
         assert stored.metadata()["round"] == "2"
@@ -434,11 +435,12 @@ def test_the_two_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path / "a", "", {})
     for t in (9, 10, 999_999, 1_000_000):
         directory.save(Checkpoint(t, {"x": torch.zeros(1)}, 0.0))
+        directory.prune()
     (tmp_path / "a" / "checkpoint" / "round-1 (copy).safetensors").touch()  # somebody else's
     found, complaints = directory.newest()
     assert found is not None
     assert (found.round, complaints) == (1_000_000, [])
-    assert [file.stem for file in directory._checkpoints()] == ["round-1000000", "round-999999"]
+    assert [file.path.stem for file in directory._checkpoints()] == ["round-1000000", "round-999999"]
 
 
 @pytest.mark.parametrize(

@@ -106,11 +106,11 @@ def run(
 
 def _heading(experiment: Any) -> Text:
     e, c = experiment, experiment.config
-    sizes = sorted(len(part) for part in e.parts)
+    sizes = sorted(e.batches.sizes)
     return Text.assemble(
         (c.algorithm.name, "bold"),
         f" on {e.data.name}: {e.graph.describe()}\n"
-        f"{len(e.data.y):,} records ({sizes[0]:,} to {sizes[-1]:,} an agent), {e.network.d:,} parameters,"
+        f"{sum(sizes):,} records ({sizes[0]:,} to {sizes[-1]:,} an agent), {e.network.d:,} parameters,"
         f" Q of {len(e.validation[1]):,}, tested on {len(e.test[1]):,}",
     )
 

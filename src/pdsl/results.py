@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import nn
 
+from pdsl.checkpoints import Checkpoint
 from pdsl.errors import PdslError
 from pdsl.privacy import Ledger
 from pdsl.privacy.statement import adversaries, statement
 from pdsl.report import write_report
-from pdsl.runs import Checkpoint, RunDirectory
-from pdsl.train import Evaluation, Experiment, Row, finite, models_sha256, state_tensors
+from pdsl.runs import RunDirectory
+from pdsl.train import Evaluation, Experiment, Row, finite, state_tensors
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Result:
     @property
     def model(self) -> nn.Module:
         """The mean of the agents' models."""
-        return self.experiment.network.to_module(self.state.x.mean(0))
+        return self.experiment.network.to_module(self.evaluation.mean)
 
     @property
     def edges(self) -> list[tuple[int, int]]:
@@ -102,6 +103,7 @@ def summarise(result: Result) -> dict[str, Any]:
         "run": None,
         "accuracy_per_agent": ev.accuracies,
         "bytes": sum(row["bytes"] for row in result.rows),
+        "bytes_between_processes": sum(row.get("bytes_between_processes", 0) for row in result.rows),
         "graph": e.graph.describe(),
         "data": e.data.name,
         "epsilon": result.epsilon,
@@ -111,7 +113,7 @@ def summarise(result: Result) -> dict[str, Any]:
         "sigma": max(e.sigma),
         "privacy": statement(c.privacy, ledger, e.mechanisms),
         "stopped": stopped(result),
-        "models_sha256": models_sha256(result.state.x),
+        "models_sha256": ev.models_sha256,
         "notes": [e.data.note] if e.data.note else [],
     }
 

@@ -2,16 +2,18 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from pdsl import config as configs
+from pdsl.checkpoints import Checkpoint
 from pdsl.config import Config
 from pdsl.errors import PdslError
 from pdsl.privacy import Ledger
 from pdsl.randomness import SecretStreams
 from pdsl.results import Result, finish
-from pdsl.runs import PART, Checkpoint, RunDirectory
+from pdsl.runs import PART, RunDirectory
 from pdsl.train import Experiment, Row, final_evaluation, prepare, rounds, state_from, state_tensors
 
 Begin = Callable[[], None]  # called when nothing can be the user's mistake any more
@@ -50,9 +52,12 @@ def read_ledger(run: RunDirectory) -> Ledger | None:
 def execute(
     experiment: Experiment, run: RunDirectory, begin: Begin, watch: Watch, complain: Complain
 ) -> dict[str, Any]:
-    """Run what is left to run, from the newest whole checkpoint on. Returns the summary."""
+    """Run what is left to run, from the newest whole checkpoint on. Returns the summary, to the process that writes.
+
+    The other processes of the run, if there are any, get an empty one.
+    """
     try:
-        with run.lock():
+        with run.lock() if experiment.engine.writes else nullcontext():
             return _execute(experiment, run, begin, watch, complain)
     except OSError as e:
         raise PdslError(
@@ -61,9 +66,8 @@ def execute(
 
 
 def _execute(e: Experiment, run: RunDirectory, begin: Begin, watch: Watch, complain: Complain) -> dict[str, Any]:
-    checkpoint, complaints = run.newest()
-    for complaint in complaints:
-        complain(complaint)
+    engine = e.engine
+    checkpoint, complaints = run.newest(engine.agents, engine.gather)
     done, seconds = 0, 0.0
     state: Any = None
     if checkpoint is not None:
@@ -72,31 +76,47 @@ def _execute(e: Experiment, run: RunDirectory, begin: Begin, watch: Watch, compl
         if done > e.config.rounds:
             raise PdslError(f"{run.path} has {done} rounds already; rounds={e.config.rounds} cannot take any back")
     ledger = _agreed_ledger(e, run, done)
-    rows = run.back_to(done)
-    run.describe(e.config.to_toml(), e.facts())
-    if done < e.config.rounds:
-        (run.path / "summary.json").unlink(missing_ok=True)  # of a run that is being extended
-    begin()
-    for row in rows[-1:]:
-        watch(row)
+    rows: list[Row] = []
+    if engine.writes:
+        for complaint in complaints:
+            complain(complaint)
+        rows = run.back_to(done)
+        run.describe(e.config.to_toml(), e.facts())
+        if done < e.config.rounds:
+            (run.path / "summary.json").unlink(missing_ok=True)  # of a run that is being extended
+        begin()
+        for row in rows[-1:]:
+            watch(row)
+    engine.gather([])  # what is old is out of the way
 
     start = time.monotonic() - seconds
 
     def announce(ledger: Ledger) -> None:
-        run.write(LEDGER, ledger.to_json().encode())
+        if engine.writes:
+            run.write(LEDGER, ledger.to_json().encode())
+        engine.gather([])  # nobody sends before it is written
+
+    def save(t: int) -> None:
+        run.save(Checkpoint(t, state_tensors(state), seconds), engine.agents, e.graph.agents)
+        engine.gather([])  # everybody's part is there
+        if engine.writes:
+            run.prune()
 
     for step in rounds(e, state, ledger, done, announce):
-        rows.append(step.row)
-        run.append(step.row)
-        state, ledger, seconds = step.state, step.ledger, time.monotonic() - start
+        state, ledger, seconds, done = step.state, step.ledger, time.monotonic() - start, step.t
+        if engine.writes:
+            rows.append(step.row)
+            run.append(step.row)
         if step.t % e.config.checkpoint_every == 0:
-            run.save(Checkpoint(step.t, state_tensors(state), seconds))
-        watch(step.row)
+            save(step.t)
+        if engine.writes:
+            watch(step.row)
     if state is None:
         raise PdslError("privacy: not even one round fits the budget; raise target_epsilon or the noise")
-    if len(rows) % e.config.checkpoint_every:
-        run.save(Checkpoint(len(rows), state_tensors(state), seconds))
-    return finish(run, Result(e, rows, state, final_evaluation(e, state.x), seconds, ledger))
+    if done % e.config.checkpoint_every:
+        save(done)
+    evaluation = final_evaluation(e, state.x)
+    return finish(run, Result(e, rows, state, evaluation, seconds, ledger)) if engine.writes else {}
 
 
 def _agreed_ledger(e: Experiment, run: RunDirectory, done: int) -> Ledger | None:
@@ -109,7 +129,7 @@ def _agreed_ledger(e: Experiment, run: RunDirectory, done: int) -> Ledger | None
             f"{run.path / LEDGER} does not account for the {done} rounds that were run, so what was spent is not known;"
             " restore it, or start the run anew"
         )
-    if isinstance(e.streams, SecretStreams) and run.read(KEY) is None:
+    if isinstance(e.streams, SecretStreams) and e.engine.writes and run.read(KEY) is None:
         if ledger is not None and ledger.rounds:
             raise PdslError(
                 f"{run.path / KEY} is missing: a round run again would draw new noise; restore it, or start anew"

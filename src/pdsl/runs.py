@@ -5,7 +5,7 @@
     rows.jsonl           a row per round
     ledger.json          what every agent has sent and spent, written before a round's first message could leave
     secret.key           the run's own random key, where noise is not seeded; keep it to yourself
-    checkpoint/          the two newest states, one safetensors file each, written aside and renamed
+    checkpoint/          the two newest states, in safetensors files that are written aside and renamed
     summary.json         the result
     model.safetensors    the mean model's state_dict
     report.html          the page
@@ -14,35 +14,22 @@ A row is on disk before the checkpoint of its round, so that the newest checkpoi
 """
 
 import fcntl
-import hashlib
 import json
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
-
+from pdsl import checkpoints
+from pdsl.checkpoints import Checkpoint, Gather
 from pdsl.errors import PdslError
 
 Row = dict[str, Any]
 PART = ".part"  # ends the name of a file that is being written
+CHECKPOINTS = "checkpoint"
 KEPT = 2  # checkpoints: the newest, and the one before it in case the newest is damaged
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A state after a round, and the seconds spent on the way to it."""
-
-    round: int
-    tensors: dict[str, Tensor]
-    seconds: float
 
 
 class RunDirectory:
@@ -155,58 +142,30 @@ class RunDirectory:
                 " the run anew"
             )
         self.write("rows.jsonl", "".join(_line(row) for row in rows).encode())
-        checkpoints = self._checkpoints()
-        later = [file for file in checkpoints if _round_of(file) > last]
-        older = checkpoints[len(later) + KEPT :]
-        for file in [*later, *older, *self.path.rglob(f"*{PART}")]:
+        later = [file.path for file in self._checkpoints() if file.round > last]
+        for file in [*later, *self.path.rglob(f"*{PART}")]:
             file.unlink()
+        self.prune()
         return rows
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
-        facts = {"round": str(checkpoint.round), "seconds": repr(checkpoint.seconds)}
-        facts["sha256"] = _sha256(facts, tensors)
-        (self.path / "checkpoint").mkdir(exist_ok=True)
-        self.write(f"checkpoint/round-{checkpoint.round:06d}.safetensors", save(tensors, metadata=facts))
-        for old in self._checkpoints()[KEPT:]:
-            old.unlink()
+    def save(self, checkpoint: Checkpoint, agents: range = range(0), total: int = 0) -> None:
+        """Write the rows of these agents, of `total` in the run; by default the checkpoint has everybody's."""
+        name = checkpoints.file_name(checkpoint.round, agents, total)
+        self.write(f"{CHECKPOINTS}/{name}", checkpoints.packed(checkpoint))
 
-    def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint that is whole, and a line about each damaged one that was passed over."""
-        complaints: list[str] = []
+    def prune(self) -> None:
+        """Remove all but the newest checkpoints. Every process has saved its own before."""
+        rounds = list(dict.fromkeys(file.round for file in self._checkpoints()))
         for file in self._checkpoints():
-            try:
-                return _load(file), complaints
-            except (SafetensorError, OSError, KeyError, ValueError) as e:
-                complaints.append(f"{file} is damaged ({e}); using the one before it")
-        if complaints:
-            complaints[-1] = complaints[-1].replace("using the one before it", "starting from the beginning")
-        return None, complaints
+            if file.round not in rounds[:KEPT]:
+                file.path.unlink()
 
-    def _checkpoints(self) -> list[Path]:
-        files = (self.path / "checkpoint").glob("round-*.safetensors")
-        return sorted((file for file in files if file.stem[6:].isdecimal()), key=_round_of, reverse=True)
+    def newest(self, agents: range | None = None, gather: Gather = list) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint that is whole, and a line about each damaged one that was passed over."""
+        return checkpoints.newest(self.path / CHECKPOINTS, agents, gather)
 
-
-def _round_of(file: Path) -> int:
-    return int(file.stem.removeprefix("round-"))
-
-
-def _load(file: Path) -> Checkpoint:
-    with safe_open(file, framework="pt") as stored:
-        facts = stored.metadata() or {}
-        tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118  not a dict
-    if facts.pop("sha256") != _sha256(facts, tensors):
-        raise ValueError("its checksum does not match")
-    return Checkpoint(int(facts["round"]), tensors, float(facts["seconds"]))
-
-
-def _sha256(facts: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-    for name in sorted(tensors):
-        digest.update(f"{name} {tuple(tensors[name].shape)} {tensors[name].dtype}\n".encode())
-        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    def _checkpoints(self) -> list[checkpoints.File]:
+        return checkpoints.files_in(self.path / CHECKPOINTS)
 
 
 def _line(row: Row) -> str:

@@ -159,18 +159,21 @@ class Validation:
         return valuations
 
     def fidelity(
-        self, t: int, agents: Sequence[int], candidates: Sequence[Tensor], settings: ShapleySettings
+        self, t: int, agents: range, everyone: int, candidates: Sequence[Tensor], settings: ShapleySettings
     ) -> dict[str, float] | None:
         """How far `fast` is from the truth: a few coalitions of one agent by their logits and by their true models.
 
-        None in rounds without a check. The agent and the coalitions are drawn anew for every check.
+        None in rounds without a check. The agent, one of `everyone`, and the coalitions are drawn anew for every
+        check; None as well where that agent is not among `agents`, whose candidates are given.
         """
         if settings.weighting == "uniform" or not settings.check_every or t % settings.check_every:
             return None
         if settings.sample is not None and settings.sample < len(self.labels):
-            return self._sampled(t, settings.sample).fidelity(t, agents, candidates, settings)
+            return self._sampled(t, settings.sample).fidelity(t, agents, everyone, candidates, settings)
         generator = self.streams.generator("fidelity", round=t)
-        models = candidates[int(generator.integers(len(candidates)))]
+        if (chosen := int(generator.integers(everyone))) not in agents:
+            return None
+        models = candidates[chosen - agents.start]
         name, _ = self._plan(t, 0, len(models), settings)
         if name != "fast":
             return None

@@ -6,7 +6,7 @@
 import hashlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -40,12 +40,14 @@ class Experiment:
     data: Data
     graph: Graph
     network: Network
-    parts: list[Tensor]  # the records of each agent, as indices into data.x
+    parts: list[Tensor]  # the records of each agent, as indices into data.x; none for agents of other processes
     batches: Batches
     validation: tuple[Tensor, Tensor]  # Q
     test: tuple[Tensor, Tensor]
     mechanisms: list[Mechanism] | None  # what each agent releases in a round; None without noise
     streams: Streams = field(repr=False)
+    engine: Engine = field(repr=False)
+    labels: Tensor = field(repr=False)  # [M, classes] how many records of each class each agent has
 
     @property
     def sigma(self) -> list[float]:
@@ -65,7 +67,7 @@ class Experiment:
         return {
             "agents": g.agents,
             "edges": [[int(i), int(j), float(w)] for i, j, w in zip(g.receiver, g.sender, g.omega, strict=True)],
-            "labels": label_counts(self.parts, self.data.y, self.data.classes).tolist(),
+            "labels": self.labels.tolist(),
             "parameters": self.network.d,
             "spectral_gap": g.spectral_gap,
             "graph": g.describe(),
@@ -84,9 +86,11 @@ def prepare(
     graph: Graph | None = None,
     key: bytes | None = None,
     agreed: list[Mechanism] | None = None,
+    engine: Callable[[Graph], Engine] = Local,
 ) -> Experiment:
     """Load, partition and check everything that `config` names, or take the objects given instead.
 
+    The records of agents that the engine does not own are let go of when everybody's part is known.
     A run that is taken up again brings its secret `key` and the noise `agreed` on when it started.
     """
     _check_device(config.engine.device)
@@ -120,7 +124,21 @@ def prepare(
     releases = _releases(config, graph)
     if agreed is None:
         agreed = mechanisms(config.privacy, graph, batches, releases, config.rounds, config.shapley.floor)
-    return Experiment(config, data, graph, network, parts, batches, validation, test, agreed, streams)
+    owner = engine(graph)
+    labels = label_counts(parts, data.y, data.classes)
+    data, parts = _held(data, parts, owner.agents)
+    return Experiment(config, data, graph, network, parts, batches, validation, test, agreed, streams, owner, labels)
+
+
+def _held(data: Data, parts: list[Tensor], agents: range) -> tuple[Data, list[Tensor]]:
+    """The records of these agents only, and where each finds its own among them."""
+    if len(agents) == len(parts):
+        return data, parts
+    kept = torch.cat([parts[i] for i in agents])
+    places = iter(torch.split(torch.arange(len(kept)), [len(parts[i]) for i in agents]))
+    none = torch.zeros(0, dtype=torch.int64)
+    own = replace(data, x=data.x[kept], y=data.y[kept], owner=None)
+    return own, [next(places) if i in agents else none for i in range(len(parts))]
 
 
 def _releases(config: Config, graph: Graph) -> list[Release]:
@@ -154,7 +172,7 @@ class Step:
 class Apparatus:
     """What the rounds of an experiment are run with."""
 
-    engine: Local
+    engine: Engine
     owners: Owners
     noise: Noise
     validation: Validation
@@ -177,7 +195,7 @@ class Apparatus:
 
 
 def apparatus(e: Experiment, workers: Workers) -> Apparatus:
-    """Everybody's records in place, ready for a round."""
+    """The records of the agents here in place, ready for a round."""
     device, privacy = e.network.device, e.config.privacy
     Q = Validation(e.network, e.validation[0].to(device), e.validation[1].to(device), e.streams, workers)
     owners = Owners(
@@ -190,12 +208,12 @@ def apparatus(e: Experiment, workers: Workers) -> Apparatus:
         workers,
         choose_per_sample(e.network, Q.inputs, Q.labels),
     )
-    return Apparatus(Local(e.graph), owners, Noise(e.sigma, e.streams, workers), Q, e)
+    return Apparatus(e.engine, owners, Noise(e.sigma, e.streams, workers), Q, e)
 
 
 def first_state(e: Experiment) -> Any:
     """The algorithm's state before round 1: all agents have the same model."""
-    return e.config.algorithm.init(e.network.start().repeat(e.graph.agents, 1))
+    return e.config.algorithm.init(e.network.start().repeat(len(e.engine.agents), 1))
 
 
 def rounds(
@@ -215,6 +233,7 @@ def rounds(
     count = config.engine.workers or (None if e.network.device.type == "cpu" else 1)
     with Workers(count) as workers:
         parts = apparatus(e, workers)
+        e.engine.messages = e.engine.bytes = e.engine.across = 0
         state = first_state(e) if state is None else state
         ledger = e.open_ledger() if ledger is None else ledger
         for t in range(after + 1, config.rounds + 1):
@@ -224,12 +243,12 @@ def rounds(
                     return
                 announce(ledger)
             state, facts = config.algorithm.step(state, parts.round(t))
-            if not torch.isfinite(state.x - state.x.mean(0)).all():  # their mean may overflow before they do
+            row = _row(e, t, state.x, workers)
+            if not math.isfinite(row["consensus"]):
                 raise PdslError(
                     f"diverged in round {t}: a model has infinite or undefined parameters; try a smaller"
                     f" algorithm.learning_rate (now {getattr(config.algorithm, 'learning_rate', '?')}) or less noise"
                 )
-            row = _row(e, t, state.x, parts.engine, workers)
             if ledger is not None:
                 row["epsilon"] = finite(ledger.through(t).epsilon)
             step = Step(row | facts, state, ledger)
@@ -237,21 +256,22 @@ def rounds(
                 yield step
 
 
-def consensus_distance(x: Tensor) -> float:
-    """How far the agents' models are from their mean, on average."""
-    return float((x - x.mean(0)).double().norm(dim=1).mean())
+def consensus_distance(x: Tensor, mean: Tensor, engine: Engine) -> float:
+    """How far the agents' models are from their mean [d], on average; not finite if one of them is not."""
+    apart = engine.gather([float((row - mean).norm()) for row in x])
+    return sum(apart) / len(apart)
 
 
-def _row(e: Experiment, t: int, x: Tensor, engine: Engine, workers: Workers) -> Row:
-    row: Row = {
-        "round": t,
-        "consensus": consensus_distance(x),
-        "messages": engine.messages,
-        "bytes": engine.bytes,
-    }
-    engine.messages = engine.bytes = 0
-    if t % e.config.evaluate_every == 0:
-        row |= evaluate(e, x, workers).as_row()
+def _row(e: Experiment, t: int, x: Tensor, workers: Workers) -> Row:
+    engine, mean = e.engine, e.engine.mean(x)
+    sent = engine.gather([(engine.messages, engine.bytes, engine.across)])
+    messages, size, across = (sum(numbers) for numbers in zip(*sent, strict=True))
+    engine.messages = engine.bytes = engine.across = 0
+    row: Row = {"round": t, "consensus": consensus_distance(x, mean, engine), "messages": messages, "bytes": size}
+    if len(sent) > 1:
+        row["bytes_between_processes"] = across
+    if t % e.config.evaluate_every == 0 and math.isfinite(row["consensus"]):
+        row |= evaluate(e, x, mean, workers).as_row()
     return row
 
 
@@ -262,6 +282,13 @@ class Evaluation:
     accuracies: list[float]
     losses: list[float]
     accuracy_of_mean: float
+    mean: Tensor = field(repr=False)  # [d] the mean model
+    digests: list[str] = field(repr=False)  # of each agent's model
+
+    @property
+    def models_sha256(self) -> str:
+        """One hash of all agents' models: of their digests, in the order of agents."""
+        return hashlib.sha256(" ".join(self.digests).encode()).hexdigest()
 
     @property
     def accuracy(self) -> float:
@@ -282,10 +309,10 @@ class Evaluation:
         }
 
 
-def evaluate(e: Experiment, x: Tensor, workers: Workers) -> Evaluation:
-    """Every agent's model x_i and the mean model, on the test records that are not in Q; equal models once."""
+def evaluate(e: Experiment, x: Tensor, mean: Tensor, workers: Workers) -> Evaluation:
+    """Every agent's model x_i and the mean model [d], on the test records that are not in Q; equal models once."""
     inputs, labels = (tensor.to(x.device) for tensor in e.test)
-    everyone = torch.cat([x, x.mean(0, keepdim=True)])
+    everyone = torch.cat([x, mean.to(x.dtype)[None]])
     digests = row_digests(everyone)
     distinct = {digest: row for row, digest in enumerate(digests)}
 
@@ -294,24 +321,20 @@ def evaluate(e: Experiment, x: Tensor, workers: Workers) -> Evaluation:
         return models.accuracy(logits, labels), cross_entropy(logits.double(), labels).item()
 
     of = dict(zip(distinct, workers.map(one, distinct.values()), strict=True))
-    accuracies, losses = zip(*(of[digest] for digest in digests), strict=True)
-    return Evaluation(list(accuracies[:-1]), list(losses[:-1]), accuracies[-1])
+    told = e.engine.gather([(*of[digest], digest.hex()) for digest in digests[:-1]])
+    accuracies, losses, names = (list(column) for column in zip(*told, strict=True))
+    return Evaluation(accuracies, losses, of[digests[-1]][0], everyone[-1], names)
 
 
 def final_evaluation(e: Experiment, x: Tensor) -> Evaluation:
     """`evaluate` after the loop has ended."""
     with Workers(e.config.engine.workers) as workers:
-        return evaluate(e, x, workers)
+        return evaluate(e, x, e.engine.mean(x), workers)
 
 
 def finite(value: float) -> float | None:
     """JSON has no infinity and no NaN: null says that there is no number."""
     return value if math.isfinite(value) else None
-
-
-def models_sha256(x: Tensor) -> str:
-    """One hash of all agents' models."""
-    return hashlib.sha256(x.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
 def state_tensors(state: Any) -> dict[str, Tensor]:

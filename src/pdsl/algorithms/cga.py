@@ -50,7 +50,7 @@ class CGA(Algorithm):
         found = [project(weighted[a:b], g, sizes) for (a, b), g in zip(pairwise(engine.offsets), own, strict=True)]
         u = self.momentum * u + torch.stack([g for g, _ in found])
         x = engine.mix(x - self.learning_rate * u)
-        return State(x, u), {"fallbacks": sum(fallbacks for _, fallbacks in found)}
+        return State(x, u), {"fallbacks": sum(engine.gather([fallbacks for _, fallbacks in found]))}
 
     def sends(self, graph: Graph, noise_multiplier: float) -> int:
         return 3  # x, ĝ, x̂

@@ -44,7 +44,8 @@ class DPDPSGD(Algorithm):
         late = self._late(r)
         sent = ready[engine.receiver - engine.agents.start, late]  # each edge's receiver sends to the edge's sender
         x = weighted_sums(engine.reply(sent), engine.omega, engine.offsets)
-        return State(x, ready[:, :-1]), {"late": float(late[engine.receiver != engine.sender].double().mean())}
+        rounds_late = engine.gather(late[engine.receiver != engine.sender].tolist())
+        return State(x, ready[:, :-1]), {"late": sum(rounds_late) / len(rounds_late)}
 
     def _late(self, r: Round) -> Tensor:  # [E]
         """By how many rounds each message is late, all equally likely; one's own is at hand."""

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Facts, Round
 from pdsl.algorithms.states import ModelsAndMomenta as State
+from pdsl.engine import Engine
 from pdsl.engine.base import weighted_sums
 from pdsl.graph import Graph
 from pdsl.privacy import Release
 from pdsl.settings import ShapleySettings
-from pdsl.shapley import check, shares
+from pdsl.shapley import Valuation, check, shares
 
 
 class PDSL(Algorithm):
@@ -59,17 +60,8 @@ class PDSL(Algorithm):
         u = engine.mix(u_hat)  # lines 21-23, eq. 24
         x = engine.mix(x_hat)  # lines 21, 22, 24, eq. 25
 
-        phi = np.concatenate([v.phi for v in valued])
-        facts: Facts = {
-            "estimator": "+".join(sorted({v.estimator for v in valued})),
-            "coalitions": sum(v.coalitions for v in valued),
-            "spread": float(np.mean([v.phi.max() - v.phi.min() for v in valued])),
-            "phi": phi.tolist(),
-            "share": share.tolist(),
-        }
-        if (fidelity := r.validation.fidelity(r.t, engine.agents, by_agent, self.shapley)) is not None:
-            facts["fidelity"] = fidelity
-        return State(x, u), {"shapley": facts}
+        checked = r.validation.fidelity(r.t, engine.agents, r.graph.agents, by_agent, self.shapley)
+        return State(x, u), {"shapley": _facts(engine, valued, share, checked)}
 
     def check(self, members: int) -> None:
         check(self.shapley, members)
@@ -79,3 +71,19 @@ class PDSL(Algorithm):
 
     def releases(self, members: int) -> Release:
         return Release(messages=members)
+
+
+def _facts(engine: Engine, valued: list[Valuation], share: Tensor, checked: dict[str, float] | None) -> Facts:
+    """What all messages of the round were worth, edge by edge, and how that was found."""
+    weighed = zip(valued, torch.split(share, [len(v.phi) for v in valued]), strict=True)
+    told = engine.gather([(v.estimator, v.coalitions, v.phi.tolist(), part.tolist()) for v, part in weighed])
+    facts: Facts = {
+        "estimator": "+".join(sorted({estimator for estimator, *_ in told})),
+        "coalitions": sum(coalitions for _, coalitions, *_ in told),
+        "spread": float(np.mean([max(phi) - min(phi) for _, _, phi, _ in told])),
+        "phi": [value for _, _, phi, _ in told for value in phi],
+        "share": [value for *_, shares in told for value in shares],
+    }
+    for fidelity in engine.gather([] if checked is None else [checked]):
+        facts["fidelity"] = fidelity
+    return facts

@@ -33,7 +33,8 @@ class SoftDSGD(Algorithm):
         own = x_hat[engine.receiver - engine.agents.start]
         arrived = self._arrived(r, x_hat.shape[1]).to(x_hat.device)
         x = weighted_sums(torch.where(arrived, engine.deliver(x_hat), own), engine.omega, engine.offsets)
-        return State(x), {"arrived": float(arrived[engine.receiver != engine.sender].double().mean())}
+        shares = engine.gather(arrived[engine.receiver != engine.sender].double().mean(1).tolist())
+        return State(x), {"arrived": sum(shares) / len(shares)}
 
     def _arrived(self, r: Round, d: int) -> Tensor:  # [E, d]
         """Which numbers reach each edge's receiver: packet by packet, each by itself."""

@@ -1,15 +1,19 @@
-"""The three operations an algorithm has for talking to neighbours.
+"""The three operations an algorithm has for talking to neighbours, and two with which processes keep one account.
 
 State is rows: a row per agent that this process owns. Edges are directed, self-loops included, and sorted by
 (receiver, sender); a process holds the edges whose receiver it owns.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+from pdsl.graph import Graph
+
+T = TypeVar("T")
 
 
 class Engine(Protocol):
@@ -18,8 +22,10 @@ class Engine(Protocol):
     sender: Tensor  # [E] the neighbour at its other end
     omega: Tensor  # [E] float64, the edge's mixing weight ω
     offsets: list[int]  # row r's edges are offsets[r]:offsets[r+1]
-    messages: int  # vectors sent to other agents so far, and
-    bytes: int  # what they weigh
+    writes: bool  # this process keeps the run directory and speaks to the user
+    messages: int  # vectors that the agents here sent to other agents so far,
+    bytes: int  # what they weigh, and
+    across: int  # how much of that went to another process
 
     def deliver(self, x: Tensor) -> Tensor:
         """A row per agent [m, d] → a row per edge [E, d]: the sender's row, as it reaches the receiver."""
@@ -32,6 +38,50 @@ class Engine(Protocol):
 
     def mix(self, x: Tensor) -> Tensor:
         """x_i ← Σ_j ω_ij x_j over the neighbourhood: [m, d] → [m, d]."""
+
+    def gather(self, values: Sequence[T]) -> list[T]:
+        """What every process has to say (plain values, as JSON has them), in the order of agents, on all of them.
+
+        Nobody gets past before all have spoken.
+        """
+
+    def mean(self, x: Tensor) -> Tensor:
+        """The mean [d] of all agents' rows, in float64, added in the order of agents: [m, d] → [d]."""
+
+
+class Edges:
+    """The edges that end at some of a graph's agents, as an `Engine` has them."""
+
+    def __init__(self, graph: Graph, agents: range):
+        own = slice(int(graph.offsets[agents.start]), int(graph.offsets[agents.stop]))
+        self.agents = agents
+        self.receiver = torch.as_tensor(graph.receiver[own])
+        self.sender = torch.as_tensor(graph.sender[own])
+        self.omega = torch.as_tensor(graph.omega[own])
+        self.offsets = [int(o) - own.start for o in graph.offsets[agents.start : agents.stop + 1]]
+        # Agents with the same neighbourhood and weights mix to the same row; on a full graph that is all of them.
+        rows = [(tuple(self.sender[a:b].tolist()), tuple(self.omega[a:b].tolist())) for a, b in pairwise(self.offsets)]
+        index = {row: n for n, row in enumerate(dict.fromkeys(rows))}
+        self._distinct = list(index)
+        self._row_of = torch.tensor([index[row] for row in rows])
+        self._links = int((self.receiver != self.sender).sum())  # a message to oneself crosses no wire
+        self.messages = self.bytes = self.across = 0
+
+    def _mixed(self, row: Callable[[int], Tensor]) -> Tensor:
+        """Σ_j ω_ij x_j for each agent, given how to find x_j: [m, d]."""
+        sums = [weighted_sum([row(j) for j in senders], weights) for senders, weights in self._distinct]
+        return torch.stack(sums)[self._row_of]
+
+    def _count(self, rows: Tensor) -> None:
+        self.messages += self._links
+        self.bytes += self._links * rows.shape[1] * rows.element_size()
+
+
+def add_rows(total: Tensor, x: Tensor) -> Tensor:
+    """total [d] + Σ_i x_i, one after another: the same bits however the rows are cut into blocks."""
+    for row in x:
+        total.add_(row)
+    return total
 
 
 def weighted_sum(rows: Sequence[Tensor] | Tensor, weights: Sequence[float]) -> Tensor:

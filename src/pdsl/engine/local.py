@@ -1,31 +1,22 @@
 """One process owns all agents: sending is indexing."""
 
-from itertools import pairwise
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from pdsl.engine.base import weighted_sum
+from pdsl.engine.base import Edges, T, add_rows
 from pdsl.graph import Graph
 
 
-class Local:
+class Local(Edges):
     """The engine for laptops, CI and research."""
 
+    writes = True
+
     def __init__(self, graph: Graph):
-        self.agents = range(graph.agents)
-        self.receiver = torch.as_tensor(graph.receiver)
-        self.sender = torch.as_tensor(graph.sender)
-        self.omega = torch.as_tensor(graph.omega)
-        self.offsets = [int(o) for o in graph.offsets]
+        super().__init__(graph, range(graph.agents))
         self._reverse = torch.as_tensor(graph.reverse)
-        # Agents with the same neighbourhood and weights mix to the same row; on a full graph that is all of them.
-        rows = [(tuple(self.sender[a:b].tolist()), tuple(self.omega[a:b].tolist())) for a, b in pairwise(self.offsets)]
-        index = {row: n for n, row in enumerate(dict.fromkeys(rows))}
-        self._distinct = list(index)
-        self._row_of = torch.tensor([index[row] for row in rows])
-        self._links = len(self.sender) - len(self.agents)  # a message to oneself crosses no wire
-        self.messages = self.bytes = 0
 
     def deliver(self, x: Tensor) -> Tensor:
         self._count(x)
@@ -37,9 +28,10 @@ class Local:
 
     def mix(self, x: Tensor) -> Tensor:
         self._count(x)
-        distinct = torch.stack([weighted_sum(x[list(senders)], weights) for senders, weights in self._distinct])
-        return distinct[self._row_of]
+        return self._mixed(lambda j: x[j])
 
-    def _count(self, rows: Tensor) -> None:
-        self.messages += self._links
-        self.bytes += self._links * rows.shape[1] * rows.element_size()
+    def gather(self, values: Sequence[T]) -> list[T]:
+        return list(values)
+
+    def mean(self, x: Tensor) -> Tensor:
+        return add_rows(torch.zeros_like(x[0], dtype=torch.float64), x) / len(x)

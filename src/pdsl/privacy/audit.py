@@ -135,7 +135,7 @@ def _replay(e: Experiment, parts: Apparatus) -> _Replay:
     state = first_state(e)
     for t in range(1, ROUNDS + 1):
         state, _ = e.config.algorithm.step(state, parts.round(t, noise, owners))
-        consensus.append(consensus_distance(state.x))
+        consensus.append(consensus_distance(state.x, parts.engine.mean(state.x), parts.engine))
     return _Replay(seen, owners.seen, consensus)
 
 

@@ -1,0 +1,155 @@
+"""Checkpoints on disk: a round's state in one file, or in one for each process that owns some of the agents.
+
+    round-000007.safetensors                  all agents' rows
+    round-000007.0-499-of-1000.safetensors    those of agents 0 to 499
+
+A checkpoint is there when its files have every agent; how many processes wrote them does not matter to who reads them.
+Each file carries a checksum of all that is in it.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+NAME = re.compile(r"round-(\d+)(?:\.(\d+)-(\d+)-of-(\d+))?\.safetensors")
+
+Gather = Callable[[list[Any]], list[Any]]  # what every process has to say, in order; see `engine.Engine`
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A state after a round, and the seconds spent on the way to it."""
+
+    round: int
+    tensors: dict[str, Tensor]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class File:
+    """A checkpoint's file, and which agents it has: first..last of `total`; (0, 0, 0) where it has all of them."""
+
+    path: Path
+    round: int
+    first: int
+    last: int
+    total: int
+
+    @property
+    def whole(self) -> bool:
+        return self.total == 0
+
+
+def file_name(t: int, agents: range, total: int) -> str:
+    part = "" if len(agents) == total else f".{agents.start}-{agents.stop - 1}-of-{total}"
+    return f"round-{t:06d}{part}.safetensors"
+
+
+def files_in(folder: Path) -> list[File]:
+    """Newest first. Files of other names are not ours."""
+    found = ((path, NAME.fullmatch(path.name)) for path in folder.glob("round-*.safetensors"))
+    files = [File(path, *(int(n or 0) for n in match.groups())) for path, match in found if match]
+    return sorted(files, key=lambda file: (-file.round, file.first, file.path.name))
+
+
+def complete(files: list[File]) -> dict[int, list[File]]:
+    """The rounds of which every agent is there, newest first, each with as many of its files as it takes."""
+    rounds: dict[int, list[File]] = {}
+    for t in dict.fromkeys(file.round for file in files):
+        of_round = [file for file in files if file.round == t]
+        chain = [file for file in of_round if file.whole][:1] or _chained(of_round)
+        if chain:
+            rounds[t] = chain
+    return rounds
+
+
+def _chained(files: list[File]) -> list[File]:
+    """Files one after another from agent 0 to the last; none if there is a gap."""
+    for total in {file.total for file in files}:
+        chain: list[File] = []
+        while (after := chain[-1].last + 1 if chain else 0) < total:
+            following = next((file for file in files if (file.first, file.total) == (after, total)), None)
+            if following is None or following.last < after:
+                break
+            chain.append(following)
+        else:
+            return chain
+    return []
+
+
+def newest(folder: Path, agents: range | None, gather: Gather) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that is whole, these agents' rows of it (None: all), and a line about each damaged one.
+
+    Where several processes look, each for its own agents, all get the same round.
+    """
+    mine = complete(files_in(folder))
+    everyones = gather([list(mine)])
+    complaints: list[str] = []
+    for t in (t for t in mine if all(t in rounds for rounds in everyones)):
+        found, complaint = _tried(mine[t], agents)
+        told = [line for line in gather([complaint]) if line]
+        if not told:
+            return found, complaints
+        complaints += dict.fromkeys(told)
+    if complaints:
+        complaints[-1] = complaints[-1].replace("using the one before it", "starting from the beginning")
+    return None, complaints
+
+
+def _tried(files: list[File], agents: range | None) -> tuple[Checkpoint | None, str | None]:
+    parts: list[Checkpoint] = []
+    for file in files:
+        if agents is not None and not file.whole and (file.last < agents.start or file.first >= agents.stop):
+            continue
+        try:
+            parts.append(_rows(_load(file.path), file, agents))
+        except (SafetensorError, OSError, KeyError, ValueError) as e:
+            return None, f"{file.path} is damaged ({e}); using the one before it"
+    first = parts[0]
+    if len(parts) == 1:
+        return first, None
+    joined = {name: torch.cat([part.tensors[name] for part in parts]) for name in first.tensors}
+    return Checkpoint(first.round, joined, first.seconds), None
+
+
+def _rows(checkpoint: Checkpoint, file: File, agents: range | None) -> Checkpoint:
+    """The part of a file's rows that is these agents'."""
+    if agents is None:
+        return checkpoint
+    rows = slice(max(0, agents.start - file.first), agents.stop - file.first)
+    tensors = {name: tensor[rows].clone() for name, tensor in checkpoint.tensors.items()}
+    return Checkpoint(checkpoint.round, tensors, checkpoint.seconds)
+
+
+def packed(checkpoint: Checkpoint) -> bytes:
+    """A file's content."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
+    facts = {"round": str(checkpoint.round), "seconds": repr(checkpoint.seconds)}
+    facts["sha256"] = _sha256(facts, tensors)
+    return save(tensors, metadata=facts)
+
+
+def _load(file: Path) -> Checkpoint:
+    with safe_open(file, framework="pt") as stored:
+        facts = stored.metadata() or {}
+        tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118  not a dict
+    if facts.pop("sha256") != _sha256(facts, tensors):
+        raise ValueError("its checksum does not match")
+    return Checkpoint(int(facts["round"]), tensors, float(facts["seconds"]))
+
+
+def _sha256(facts: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    for name in sorted(tensors):
+        digest.update(f"{name} {tuple(tensors[name].shape)} {tensors[name].dtype}\n".encode())
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
