@@ -6,9 +6,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from pdsl.config import validated
+from pdsl.data import Data, load, split_public
 from pdsl.peer.identity import Identity
 from pdsl.peer.plan import Conduct, Plan, Task
+from pdsl.peer.task import public_task
+from pdsl.randomness import Streams
+from pdsl.settings import DataSettings
 
 NAMES = ("ada", "ben", "cleo", "dora", "eli", "fay", "gus", "hal")
 
@@ -53,3 +60,23 @@ class Payload:
 
 def pickled(path: Path) -> bytes:
     return pickle.dumps(Payload(path))
+
+
+def with_data(members: list[Identity], seed: int = 0) -> tuple[Data, Task]:
+    """Deal the digits to the members' folders; returns all of it in one, and what a plan says about it."""
+    digits = load(DataSettings(name="digits"), Streams(seed))
+    (q_x, q_y), (test_x, test_y) = split_public(digits, 200, Streams(seed))
+    sizes = [150 + 20 * i for i in range(len(members))]
+    owner = torch.repeat_interleave(torch.arange(len(members)), torch.tensor(sizes))
+    x, y = digits.x[: len(owner)], digits.y[: len(owner)]
+    for i, member in enumerate(members):
+        np.savez(member.folder / "data.npz", x=x[owner == i].numpy(), y=y[owner == i].numpy())
+        np.savez(
+            member.folder / "public.npz",
+            x_test=test_x.numpy(),
+            y_test=test_y.numpy(),
+            x_validation=q_x.numpy(),
+            y_validation=q_y.numpy(),
+        )
+    everything = Data("npz", x, y, test_x, test_y, 10, owner, (q_x, q_y))
+    return everything, public_task(members[0].folder / "public.npz", records=sum(sizes) / len(sizes), classes=None)

@@ -9,16 +9,21 @@ go within a step: what it did not send is replaced by the agent's own row, its o
 weight goes to the agent itself here too. The other end may see it differently until the round is over; the row says so.
 """
 
+import time
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from pdsl.engine.base import weighted_sum
+from pdsl.engine.base import T, weighted_sum
 from pdsl.graph import Graph
 from pdsl.peer.transport import Transport
 
 
 class Peer:
-    """The engine of one organisation."""
+    """The engine of one organisation. It keeps its own account: what others measure stays with them."""
+
+    writes = True
 
     def __init__(self, graph: Graph, transport: Transport):
         self._transport = transport
@@ -26,8 +31,8 @@ class Peer:
         a, b = int(graph.offsets[me]), int(graph.offsets[me + 1])
         self._weights = {int(j): float(w) for j, w in zip(graph.sender[a:b], graph.omega[a:b], strict=True)}
         self.agents = range(me, me + 1)
-        self.messages = self.bytes = 0
-        self.lost: dict[int, int] = {}  # neighbour: phase in which it was lost
+        self.messages = self.bytes = self.across = 0
+        self.lost: dict[int, int] = {}  # neighbour: phase in which it was lost in this round
         self.begin(0, frozenset(self._weights) - {me})
 
     def begin(self, t: int, present: frozenset[int]) -> None:
@@ -35,6 +40,7 @@ class Peer:
         self._t, self._phase = t, 0
         self._there = set(present)
         self.lost = {}
+        self.waited = 0.0  # seconds in which this round was with the network
         members = sorted({*present, self._me})
         absent = sum(w for j, w in self._weights.items() if j not in members)
         weights = [self._weights[j] + (absent if j == self._me else 0.0) for j in members]
@@ -53,12 +59,21 @@ class Peer:
     def mix(self, x: Tensor) -> Tensor:
         return weighted_sum(self.deliver(x), self.omega.tolist())[None]
 
+    def gather(self, values: Sequence[T]) -> list[T]:
+        return list(values)
+
+    def mean(self, x: Tensor) -> Tensor:
+        return x[0].double()
+
     def _exchanged(self, rows: dict[int, Tensor], own: Tensor) -> Tensor:
         """A row per edge: what each neighbour sent, the own row for oneself and for those that are lost."""
         phase, self._phase = self._phase, self._phase + 1
+        start = time.monotonic()
         got = self._transport.exchange(self._t, phase, rows)
+        self.waited += time.monotonic() - start
         self.messages += len(rows)
         self.bytes += sum(row.numel() * row.element_size() for row in rows.values())
+        self.across = self.bytes
         for j in self._there - set(got):
             self._there.discard(j)
             self.lost[j] = phase
