@@ -1,4 +1,4 @@
-"""The command line: pdsl run | compare | config | algorithms | privacy | audit | bench | report | data.
+"""The command line: pdsl run | compare | config | algorithms | privacy | audit | bench | report | data | peer.
 
 A command imports what only it needs when it runs.
 """
@@ -18,6 +18,7 @@ from typer.core import TyperCommand
 
 from pdsl.compare.plan import GRID, REFERENCE
 from pdsl.errors import PdslError
+from pdsl.peer.commands import app as peer_app
 from pdsl.privacy import calculator
 
 INTERRUPTED = 130  # exit code: 128 + SIGINT
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sets: which are here, and fetching them.")
 app.add_typer(data_app, name="data")
+app.add_typer(peer_app, name="peer")
 
 Assignments = Annotated[
     list[str],

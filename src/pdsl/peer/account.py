@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from pdsl.algorithms import Algorithm
@@ -38,7 +39,7 @@ class Account:
         release = self.algorithm.releases(1 + len(peers))
         return replace(self.mechanism, messages=release.messages, steps=release.steps, seen=release.seen)
 
-    @property
+    @cached_property
     def epsilon(self) -> float:
         """Total ε of everything sent."""
         counts = Counter(self.of(peers) for peers in self.charges.values())

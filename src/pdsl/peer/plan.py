@@ -6,6 +6,7 @@ by a single digit, is refused. People compare the hash by reading it aloud.
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,10 +16,10 @@ import tomli_w
 from pydantic import Field, ValidationError
 
 from pdsl import graph as graphs
-from pdsl.config import Config, validated
+from pdsl.config import Config, load, validated
 from pdsl.errors import PdslError
 from pdsl.graph import Graph
-from pdsl.models import MODELS
+from pdsl.models import DEFAULT_MODEL, MODELS
 from pdsl.peer.files import parse_toml, read_toml
 from pdsl.peer.identity import Card
 from pdsl.randomness import Streams
@@ -127,6 +128,20 @@ class Plan:
 def spoken(digest: str) -> str:
     """A hash in groups, for reading aloud."""
     return " ".join(digest[i : i + 8] for i in range(0, len(digest), 8))
+
+
+def compose(
+    cards: Sequence[Card], config: Path | None, assignments: Sequence[str], task: Task, conduct: Conduct
+) -> Plan:
+    """A plan of these members and settings, but for what is each organisation's own business.
+
+    Between organisations noise is secret, whatever the settings say of it.
+    """
+    given = load(config, [*assignments, f"graph.agents={len(cards)}", "privacy.randomness=system"])
+    own = {section: Config.model_fields[section].get_default() for section in LOCAL}
+    if given.model.name == "auto":
+        own["model"] = given.model.model_copy(update={"name": DEFAULT_MODEL.get(given.data.name, "mlp")})
+    return Plan(given.model_copy(update=own), task, conduct, tuple(cards))
 
 
 S = TypeVar("S", bound=Section)

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
 from pdsl.peer.events import Events
 from pdsl.peer.join import RUN
 from pdsl.peer.plan import Plan
@@ -82,3 +84,19 @@ def read_status(folder: Path) -> dict[str, Any] | None:
         return None
     status["running"] = bool(status["running"]) and time.time() - status["time"] < STALE
     return status
+
+
+def status_table(statuses: list[dict[str, Any]]) -> Table:
+    """A row for each peer, and one for each neighbour where there is but one peer."""
+    table = Table("peer", "round", "what it does", "accuracy", "ε", "refused", header_style="bold")
+    for s in statuses:
+        doing = s["doing"] if s["running"] else "not running"
+        accuracy = "" if s["accuracy"] is None else f"{s['accuracy']:.4f}"
+        spent = "" if s["epsilon"] is None else f"{s['epsilon']:.4g} of {s['budget']:g}"
+        table.add_row(s["name"], f"{s['round']} of {s['rounds']}", doing, accuracy, spent, str(s["refused"]))
+        if len(statuses) == 1:
+            for n in s["neighbours"]:
+                heard = f"heard {n['heard_seconds_ago']:g} s ago"
+                there = "in the round" if n["in_round"] else "not in the round"
+                table.add_row(f"  ↔ {n['name']}", str(n["round"]), f"{n['state']}, {there}, {heard}")
+    return table
