@@ -16,6 +16,7 @@ from pdsl.peer.join import join
 from pdsl.peer.plan import Conduct, Plan
 from pdsl.peer.run import run
 from pdsl.peer.transport import Loop
+from pdsl.settings import EngineSettings
 from pdsl.train import final_evaluation, prepare, rounds
 from tests.neighbourhood import agreed, organisations, with_data
 
@@ -51,7 +52,8 @@ def test_peers_end_with_the_models_of_one_process(
     all_joined(members, plan)
     summaries = everybody(members, loop)
 
-    e = prepare(plan.config, data=data, graph=plan.graph, key=KEY)
+    exactly = plan.config.model_copy(update={"engine": EngineSettings(exact=True)})
+    e = prepare(exactly, data=data, graph=plan.graph, key=KEY)
     *_, last = rounds(e)
     alone = final_evaluation(e, last.state.x)
     digests = " ".join(summary["model_sha256"] for summary in summaries)

@@ -17,7 +17,7 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from pdsl.compare.plan import GRID, REFERENCE
-from pdsl.errors import PdslError
+from pdsl.errors import ContactError, PdslError
 from pdsl.peer.commands import app as peer_app
 from pdsl.privacy import calculator
 
@@ -77,29 +77,32 @@ def run(
     """Train: agents on a graph learn one model."""
     from pdsl import runner
     from pdsl.config import load
+    from pdsl.engine.ranks import joined
     from pdsl.progress import Progress
-    from pdsl.runs import unused
 
-    if resume is not None:
-        if config is not None or out is not None:
-            raise PdslError("--resume takes its config and its place from the run itself; leave out CONFIG and --out")
-        experiment, directory = runner.take_up(resume, assignments)
-    else:
-        settings = load(config, assignments)
-        name = f"{settings.data.name}-{settings.graph.kind}-{settings.algorithm.name}"
-        experiment, directory = runner.start(settings, out or unused(Path("runs"), name))
+    if resume is not None and (config is not None or out is not None):
+        raise PdslError("--resume takes its config and its place from the run itself; leave out CONFIG and --out")
+    with joined() as ranks:
+        if resume is not None:
+            experiment, directory = runner.take_up(resume, assignments, ranks)
+        else:
+            settings = ranks.together(lambda: load(config, assignments))
+            path, there = runner.begun(settings, out, ranks)
+            experiment, directory = runner.take_up(path, [], ranks) if there else runner.start(settings, path, ranks)
 
-    def begin() -> None:
-        if not as_json:
-            _console().print(_heading(experiment))
+        def begin() -> None:
+            if not as_json:
+                _console().print(_heading(experiment))
 
-    try:
-        with Progress(_console(stderr=True), experiment.config.rounds) as progress:
-            summary = runner.execute(experiment, directory, begin, progress.row, progress.note)
-    except KeyboardInterrupt:
-        again = shlex.join(["pdsl", "run", "--resume", str(directory.path)])
-        print(f"pdsl: interrupted; continue with: {again}", file=sys.stderr)
-        raise SystemExit(INTERRUPTED) from None
+        try:
+            with Progress(_console(stderr=True), experiment.config.rounds, shown=ranks.rank == 0) as progress:
+                summary = runner.execute(experiment, directory, begin, progress.row, progress.note)
+        except KeyboardInterrupt:
+            again = shlex.join(["pdsl", "run", "--resume", str(directory.path)])
+            _say(f"interrupted; continue with: {again}")
+            raise SystemExit(INTERRUPTED) from None
+    if not summary:
+        return  # another rank has it
     if as_json:
         print(json.dumps(summary))
     else:
@@ -291,16 +294,26 @@ def main() -> NoReturn:
         sys.stdout.flush()
     except PdslError as e:
         _fail(str(e))
+    except ContactError as e:
+        _fail(f"{e}; what is on disk is whole: start again, or let torchrun (--max-restarts)", code=1)
     except typer.TyperException as e:  # what is wrong with the command line itself
         _fail(f"{e.format_message().rstrip('.')}; try --help after the command")
     except OSError as e:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or else Python tries to write it again when it exits
         _fail(f"cannot write to {e.filename or 'standard output'}: {e.strerror}; make room or choose another place")
     if code == INTERRUPTED:
-        print("pdsl: interrupted", file=sys.stderr)
+        _say("interrupted")
     raise SystemExit(code or 0)
 
 
-def _fail(message: str) -> NoReturn:
-    print(f"pdsl: {' '.join(message.split())}", file=sys.stderr)
-    raise SystemExit(2) from None
+def _fail(message: str, code: int = 2) -> NoReturn:
+    _say(" ".join(message.split()))
+    raise SystemExit(code) from None
+
+
+def _say(message: str) -> None:
+    """One line on stderr; of the ranks of a run, which all have the same to say, only the first speaks."""
+    from pdsl.engine.ranks import place
+
+    if (here := place()) is None or here.rank == 0:
+        print(f"pdsl: {message}", file=sys.stderr)

@@ -17,11 +17,17 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
+def _cores() -> int:
+    """Cores for this process: what is here, shared with the other ranks that were started here."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, here // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+
 class Workers:
     """Runs a function over items on `count` threads; a context manager that gives torch its threads back."""
 
     def __init__(self, count: int | None = None):
-        self.count = count or os.cpu_count() or 1
+        self.count = count or _cores()
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(1)
         self._pool = ThreadPoolExecutor(self.count, initializer=torch.set_num_threads, initargs=(1,))

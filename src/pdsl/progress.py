@@ -14,7 +14,7 @@ LINES = 10  # without a terminal, a line for every tenth of the rounds
 class Progress:
     """Shows rounds, loss, accuracy and the time left."""
 
-    def __init__(self, console: Console, rounds: int):
+    def __init__(self, console: Console, rounds: int, shown: bool = True):
         self._console = console
         self._rounds = rounds
         self._measured = ""
@@ -29,7 +29,7 @@ class Progress:
             TextColumn("left"),
             TimeRemainingColumn(),
             console=console,
-            disable=not console.is_terminal,
+            disable=not (shown and console.is_terminal),
         )
         self._task = self._bar.add_task("rounds", total=rounds, measured="")
 

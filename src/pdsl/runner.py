@@ -1,5 +1,6 @@
 """A run with a directory: started, watched, interrupted at any moment, taken up again, finished."""
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -9,28 +10,61 @@ from typing import Any
 from pdsl import config as configs
 from pdsl.checkpoints import Checkpoint
 from pdsl.config import Config
+from pdsl.engine.ranks import Alone
 from pdsl.errors import PdslError
-from pdsl.privacy import Ledger
-from pdsl.randomness import SecretStreams
+from pdsl.privacy import Ledger, Mechanism
+from pdsl.randomness import KEY_BYTES, SecretStreams
 from pdsl.results import Result, finish
-from pdsl.runs import PART, RunDirectory
+from pdsl.runs import PART, RunDirectory, unused
 from pdsl.train import Experiment, Row, final_evaluation, prepare, rounds, state_from, state_tensors
 
 Begin = Callable[[], None]  # called when nothing can be the user's mistake any more
 Watch = Callable[[Row], None]  # told about every new row, and the last of the old ones
 Complain = Callable[[str], None]  # told about damage that was got over
-LEDGER, KEY = "ledger.json", "secret.key"
-MAY_CHANGE = ("rounds", "checkpoint_every", "engine.workers", "engine.device")  # on resuming: what changes no row
+LEDGER, KEY, JOB = "ledger.json", "secret.key", "job"
+ALONE = Alone()
+MAY_CHANGE = (
+    "rounds",
+    "checkpoint_every",
+    "engine.workers",
+    "engine.device",
+    "engine.timeout",
+)  # on resuming: what changes no row
 
 
-def start(config: Config, out: Path) -> tuple[Experiment, RunDirectory]:
+def start(config: Config, out: Path, ranks: Alone = ALONE) -> tuple[Experiment, RunDirectory]:
     """Everything is checked before the directory is made: a mistake leaves nothing behind."""
-    experiment = prepare(config)
-    return experiment, RunDirectory.create(out, config.to_toml(), experiment.facts())
+    ranks.settle(config.engine)
+    (key, *_) = ranks.gather([secrets.token_hex(KEY_BYTES)])  # one for all: any process may own an agent later on
+    experiment = ranks.together(lambda: prepare(config, key=bytes.fromhex(key), engine=ranks.engine))
+    if ranks.rank > 0:
+        ranks.together(lambda: None)
+        return experiment, RunDirectory(out)
+    run = ranks.together(lambda: RunDirectory.create(out, config.to_toml(), experiment.facts()))
+    if ranks.job:
+        run.write(JOB, ranks.job.encode())
+    return experiment, run
 
 
-def take_up(path: Path, assignments: Sequence[str]) -> tuple[Experiment, RunDirectory]:
+def begun(config: Config, out: Path | None, ranks: Alone) -> tuple[Path, bool]:
+    """The directory of a run, and whether it is there already: begun by this very job, before it was restarted."""
+    folder, name = Path("runs"), f"{config.data.name}-{config.graph.kind}-{config.algorithm.name}"
+    places = [out] if out else sorted(folder.glob(f"{name}*"))
+    ours = [path for path in places if ranks.restarts and RunDirectory(path).read(JOB) == ranks.job.encode()]
+    path = ours[-1] if ours else out or unused(folder, name)
+    ((chosen, there), *_) = ranks.gather([(str(path), bool(ours))])  # rank 0's word
+    return Path(chosen), there
+
+
+def take_up(path: Path, assignments: Sequence[str], ranks: Alone = ALONE) -> tuple[Experiment, RunDirectory]:
     """An old run, with those settings changed that change none of its rows."""
+    run, config, key, agreed = ranks.together(lambda: _found(path, assignments))
+    ranks.settle(config.engine)
+    return ranks.together(lambda: prepare(config, key=key, agreed=agreed, engine=ranks.engine)), run
+
+
+def _found(path: Path, assignments: Sequence[str]) -> tuple[RunDirectory, Config, bytes | None, list[Mechanism] | None]:
+    """A run's directory, its settings, its secret and the noise agreed on when it started."""
     for assignment in assignments:
         key = assignment.partition("=")[0].strip()
         if key not in MAY_CHANGE:
@@ -40,7 +74,7 @@ def take_up(path: Path, assignments: Sequence[str]) -> tuple[Experiment, RunDire
     run = RunDirectory.open(path)
     ledger = read_ledger(run)
     config = configs.load(None, assignments, base=run.config())
-    return prepare(config, key=run.read(KEY), agreed=None if ledger is None else ledger.mechanisms), run
+    return run, config, run.read(KEY), None if ledger is None else ledger.mechanisms
 
 
 def read_ledger(run: RunDirectory) -> Ledger | None:

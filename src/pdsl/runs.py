@@ -5,6 +5,7 @@
     rows.jsonl           a row per round
     ledger.json          what every agent has sent and spent, written before a round's first message could leave
     secret.key           the run's own random key, where noise is not seeded; keep it to yourself
+    job                  what torchrun or Slurm calls the job that began the run, where one of them did
     checkpoint/          the two newest states, in safetensors files that are written aside and renamed
     summary.json         the result
     model.safetensors    the mean model's state_dict

@@ -153,3 +153,9 @@ class PrivacySettings(Section):
 class EngineSettings(Section):
     device: str = Field("cpu", description="torch device: cpu, cuda, cuda:1, mps")
     workers: int | None = Field(None, ge=1, description="single-threaded workers; default: one per core")
+    exact: bool = Field(
+        False, description="nothing is shared between agents: the same bits however they are spread over processes; cpu"
+    )
+    timeout: float = Field(
+        120.0, gt=0, description="on several ranks: seconds to wait for another; more than a round takes to compute"
+    )

@@ -126,6 +126,7 @@ class Validation:
     labels: Tensor
     streams: Streams
     workers: Workers
+    shared: bool = True  # agents with the same candidates are valued together, which decides how sums are rounded
 
     def contributions(
         self, t: int, agents: Sequence[int], x: Tensor, candidates: Sequence[Tensor], settings: ShapleySettings
@@ -144,7 +145,7 @@ class Validation:
 
         # Agents with the same candidates (a full graph without noise) play the same game: it is evaluated once.
         games: dict[bytes, _Game] = {}
-        keys = [b"".join(row_digests(c)) for c in candidates]
+        keys = [b"".join(row_digests(c)) if self.shared else b"%d" % i for i, c in enumerate(candidates)]
         for key, c, (estimator, plan) in zip(keys, candidates, plans, strict=True):
             game = games.setdefault(key, _Game(c, estimator, {}))
             game.hits.update(dict.fromkeys(s for s in plan.coalitions if s))

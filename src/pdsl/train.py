@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -94,6 +95,8 @@ def prepare(
     A run that is taken up again brings its secret `key` and the noise `agreed` on when it started.
     """
     _check_device(config.engine.device)
+    if config.engine.exact and config.engine.device != "cpu":
+        raise PdslError(f"engine.exact is for engine.device=cpu (now {config.engine.device}); leave one of them out")
     streams = Streams(config.seed) if config.privacy.randomness == "seeded" else SecretStreams(config.seed, key)
     objects = (
         ("graph", graph, config.graph.kind),
@@ -197,7 +200,8 @@ class Apparatus:
 def apparatus(e: Experiment, workers: Workers) -> Apparatus:
     """The records of the agents here in place, ready for a round."""
     device, privacy = e.network.device, e.config.privacy
-    Q = Validation(e.network, e.validation[0].to(device), e.validation[1].to(device), e.streams, workers)
+    shared = not e.config.engine.exact
+    Q = Validation(e.network, e.validation[0].to(device), e.validation[1].to(device), e.streams, workers, shared)
     owners = Owners(
         e.network,
         [e.data.x[part].to(device) for part in e.parts],
@@ -256,21 +260,21 @@ def rounds(
                 yield step
 
 
-def consensus_distance(x: Tensor, mean: Tensor, engine: Engine) -> float:
-    """How far the agents' models are from their mean [d], on average; not finite if one of them is not."""
-    apart = engine.gather([float((row - mean).norm()) for row in x])
-    return sum(apart) / len(apart)
+def distances(x: Tensor, mean: Tensor) -> list[float]:
+    """How far each of these models is from the mean [d]; not finite where the model is not."""
+    return [float((row - mean).norm()) for row in x]
 
 
 def _row(e: Experiment, t: int, x: Tensor, workers: Workers) -> Row:
     engine, mean = e.engine, e.engine.mean(x)
-    sent = engine.gather([(engine.messages, engine.bytes, engine.across)])
-    messages, size, across = (sum(numbers) for numbers in zip(*sent, strict=True))
+    told = engine.gather([((engine.messages, engine.bytes, engine.across), distances(x, mean))])
+    messages, size, across = (sum(sent) for sent in zip(*(sent for sent, _ in told), strict=True))
+    consensus = fmean(distance for _, apart in told for distance in apart)
     engine.messages = engine.bytes = engine.across = 0
-    row: Row = {"round": t, "consensus": consensus_distance(x, mean, engine), "messages": messages, "bytes": size}
-    if len(sent) > 1:
+    row: Row = {"round": t, "consensus": consensus, "messages": messages, "bytes": size}
+    if len(told) > 1:
         row["bytes_between_processes"] = across
-    if t % e.config.evaluate_every == 0 and math.isfinite(row["consensus"]):
+    if t % e.config.evaluate_every == 0 and math.isfinite(consensus):
         row |= evaluate(e, x, mean, workers).as_row()
     return row
 

@@ -76,14 +76,14 @@ class PDSL(Algorithm):
 def _facts(engine: Engine, valued: list[Valuation], share: Tensor, checked: dict[str, float] | None) -> Facts:
     """What all messages of the round were worth, edge by edge, and how that was found."""
     weighed = zip(valued, torch.split(share, [len(v.phi) for v in valued]), strict=True)
-    told = engine.gather([(v.estimator, v.coalitions, v.phi.tolist(), part.tolist()) for v, part in weighed])
+    told = engine.gather([(v.estimator, v.coalitions, v.phi.tolist(), part.tolist(), checked) for v, part in weighed])
     facts: Facts = {
         "estimator": "+".join(sorted({estimator for estimator, *_ in told})),
         "coalitions": sum(coalitions for _, coalitions, *_ in told),
-        "spread": float(np.mean([max(phi) - min(phi) for _, _, phi, _ in told])),
-        "phi": [value for _, _, phi, _ in told for value in phi],
-        "share": [value for *_, shares in told for value in shares],
+        "spread": float(np.mean([max(phi) - min(phi) for _, _, phi, *_ in told])),
+        "phi": [value for _, _, phi, *_ in told for value in phi],
+        "share": [value for *_, shares, _ in told for value in shares],
     }
-    for fidelity in engine.gather([] if checked is None else [checked]):
+    if (fidelity := next((found for *_, found in told if found), None)) is not None:
         facts["fidelity"] = fidelity
     return facts

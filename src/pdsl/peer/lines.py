@@ -55,6 +55,7 @@ class Lines:
 
     def start(self) -> None:
         self._watchers = [asyncio.create_task(self._watch(j)) for j in self.neighbours]
+        self._watchers.append(asyncio.create_task(self._tick()))
 
     async def stop(self) -> None:
         for watcher in self._watchers:
@@ -196,6 +197,17 @@ class Lines:
             if time.monotonic() - self._node.heard[j] >= every:
                 await self._ask(j, Request(self._plan.hash, 0, 0))
 
+    async def _tick(self) -> None:
+        """Time in which this process itself was stopped is nobody's silence."""
+        every = self._conduct.silence / 8
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(every)
+            asleep = time.monotonic() - before - every
+            if asleep > every:
+                for j in self.neighbours:
+                    self._node.heard[j] += asleep
+
     async def _ask(self, j: int, request: Request) -> Answer | None:
         try:
             response = await self._call(j, "Hello", request.encode())
@@ -227,6 +239,11 @@ class Lines:
             else:
                 self._say(j, "not reached")
             return None
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if current is None or current.cancelling():
+                raise
+            return None  # another call hung up
         finally:
             task.cancel()
         self._node.sign_of_life(j)

@@ -1,0 +1,116 @@
+"""A thousand agents on two ranks: memory beside one process, bytes beside the edges that cross, the same models.
+
+    python benchmarks/ranks.py [--ranks 2] [--agents 1000] [--rounds 20] [--model softmax]
+
+PDSL on a 4-regular graph and the embedded digits. Peak memory is what the kernel says at the end of each process; that
+of a run with two agents is what torch and the libraries take before any agent is there. Where the system allows it, the
+ranks run in a network namespace of their own, and its loopback device counts every byte, headers included.
+"""
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from pdsl import graph as graphs
+from pdsl.engine.torchrun import block
+from pdsl.randomness import Streams
+from pdsl.settings import GraphSettings
+
+PHASES = 4  # PDSL sends x, ĝ, û and x̂
+COUNTED = "lo.txt"
+
+
+def settings(a: argparse.Namespace, agents: int) -> list[str]:
+    chosen = {
+        "rounds": a.rounds if agents == a.agents else 2,
+        "graph.kind": "k-regular" if agents > 5 else "full",
+        "graph.agents": agents,
+        "graph.degree": 4,
+        "model.name": a.model,
+        "evaluate_every": 10,
+        "checkpoint_every": 10,
+        "engine.workers": 1,
+        "engine.exact": "true",
+    }
+    return [word for name, value in chosen.items() for word in ("--set", f"{name}={value}")]
+
+
+def measured(folder: Path, arguments: list[str], ranks: int) -> tuple[dict[str, Any], list[float]]:
+    """A run's summary, and the peak memory of each of its processes in MiB."""
+    me = [__file__, "--inside", str(folder), "run", "--json", "--out", str(folder / "run"), *arguments]
+    command = [sys.executable, *me]
+    if ranks:
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        command = in_namespace([sys.executable, *launch, *me], folder)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    return summary, [float((folder / f"{rank}.mib").read_text()) for rank in range(ranks or 1)]
+
+
+def in_namespace(command: list[str], folder: Path) -> list[str]:
+    alone = ["unshare", "--net"]
+    if not shutil.which("ip") or subprocess.run([*alone, "true"], capture_output=True).returncode:
+        return command
+    script = f'ip link set lo up && "$@" && grep lo: /proc/net/dev > {folder / COUNTED}'
+    return [*alone, "sh", "-c", script, "sh", *command]
+
+
+def inside(folder: Path, argv: list[str]) -> None:
+    """`pdsl argv…`; then how much memory it took is left in a file."""
+    from pdsl.cli import main
+
+    sys.argv = ["pdsl", *argv]
+    try:
+        main()
+    finally:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+        (folder / f"{os.environ.get('RANK', 0)}.mib").write_text(str(peak))
+
+
+def crossing(a: argparse.Namespace) -> int:
+    graph = graphs.build(GraphSettings(kind="k-regular", agents=a.agents, degree=4), Streams(0))
+    rank_of = {agent: rank for rank in range(a.ranks) for agent in block(a.agents, rank, a.ranks)}
+    return sum(rank_of[i] != rank_of[j] for i, j in zip(graph.receiver.tolist(), graph.sender.tolist(), strict=True))
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--inside"]:
+        inside(Path(sys.argv[2]), sys.argv[3:])
+        return
+    parser = argparse.ArgumentParser()
+    for name, default in (("ranks", 2), ("agents", 1000), ("rounds", 20)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--model", default="softmax")
+    a = parser.parse_args()
+    found = {}
+    for name, agents, ranks in (("nobody", 2, 0), ("alone", a.agents, 0), ("ranks", a.agents, a.ranks)):
+        with tempfile.TemporaryDirectory() as folder:
+            found[name] = measured(Path(folder), settings(a, agents), ranks)
+            facts = json.loads((Path(folder) / "run" / "setup.json").read_text())
+            lo = Path(folder) / COUNTED
+            counted = int(lo.read_text().split()[1]) if lo.exists() else None
+        summary, peaks = found[name]
+        memory = ", ".join(f"{peak:.0f}" for peak in peaks)
+        print(f"{name}: {summary['rounds']} rounds in {summary['seconds']:.0f} s, peak {memory} MiB", flush=True)
+    (empty,), (alone,), several = (found[name][1] for name in ("nobody", "alone", "ranks"))
+    d = facts["parameters"]
+    expected = PHASES * crossing(a) * d * 4 * a.rounds
+    sent = found["ranks"][0]["bytes_between_processes"]
+    print(f"{a.agents} agents, {a.ranks} ranks, {d} parameters")
+    print(f"memory of the largest rank over one process: {max(several) / alone:.2f}")
+    print(f"the same without what a run of two agents takes: {(max(several) - empty) / (alone - empty):.2f}")
+    print(f"bytes between ranks: {sent:,}; edges that cross times message size: {expected:,}")
+    if counted is not None:
+        print(f"bytes on the loopback device: {counted:,}, {counted / sent:.2f} times as many")
+    print(f"same models: {found['ranks'][0]['models_sha256'] == found['alone'][0]['models_sha256']}")
+
+
+if __name__ == "__main__":
+    main()
