@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from pdsl.peer import secrets
+from pdsl.peer.events import Events
 from pdsl.peer.identity import Identity
 from pdsl.peer.join import join
 from pdsl.peer.plan import Conduct, Plan
@@ -19,6 +21,7 @@ from pdsl.peer.transport import Loop
 from pdsl.settings import EngineSettings
 from pdsl.train import final_evaluation, prepare, rounds
 from tests.neighbourhood import agreed, organisations, with_data
+from tests.refusals import refused
 
 KEY = bytes(range(32))
 QUICK = Conduct(silence=2.0, deadline=20.0, start=20.0)
@@ -67,3 +70,81 @@ def test_peers_end_with_the_models_of_one_process(
         assert set(load_file(folder / "model.safetensors")) == {name for name, _ in e.network.shapes()}
         assert (folder / "report.html").exists()
         assert json.loads((folder / "ledger.json").read_text())["messages"][member.card.name] == 3
+
+
+class CrashError(Exception):
+    """What a test does to a peer."""
+
+
+def crashed_and_back(members: list[Identity], loop: Loop, at: int, damage: Callable[[Path], None]) -> list[Any]:
+    """Everybody runs; the last one crashes after a round, its folder is damaged, and it comes back at once."""
+
+    def crash(row: dict[str, Any]) -> None:
+        if row["round"] == at:
+            raise CrashError
+
+    def one(member: Identity) -> dict[str, Any]:
+        if member is not members[-1]:
+            return run(member, loop)
+        with pytest.raises(CrashError):
+            run(member, loop, watch=crash)
+        damage(member.folder / "run")
+        return run(member, loop)
+
+    with ThreadPoolExecutor(len(members)) as pool:
+        return list(pool.map(one, members))
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> list[Identity]:
+    members = organisations(tmp_path, 3)
+    _, task = with_data(members)
+    all_joined(members, agreed(members, task, QUICK, rounds=6, evaluate_every=6))
+    return members
+
+
+def test_a_lost_log_is_charged_again_under_a_new_incarnation(three: list[Identity], loop: Loop) -> None:
+    def lose(folder: Path) -> None:
+        (folder / "sent-1.log").unlink()
+        for file in (folder / "checkpoint").glob("round-000003*"):
+            file.unlink()  # so that round 3 has to be run again
+
+    *_, summary = crashed_and_back(three, loop, 3, lose)
+    folder = three[-1].folder / "run"
+    ledger = json.loads((folder / "ledger.json").read_text())
+    assert summary["incarnation"] == 2
+    assert [charge[1] for charge in ledger["charges"] if charge[0] <= 3][:3] == [1, 1, 1]
+    assert {(t, n) for t, n, _ in ledger["charges"]} >= {(1, 1), (2, 1), (3, 1)}
+    again = [json.loads(line)[0] for line in (folder / "sent-2.log").read_text().splitlines()]
+    charged = [t for t, n, _ in ledger["charges"] if n == 2]
+    assert sorted(set(again)) == charged and charged
+    assert summary["epsilon"] <= summary["budget"]
+
+
+def test_a_peer_without_a_checkpoint_comes_back_with_its_neighbours_average(three: list[Identity], loop: Loop) -> None:
+    summaries = crashed_and_back(three, loop, 2, lambda folder: shutil.rmtree(folder / "checkpoint"))
+    folder = three[-1].folder / "run"
+    (restarted,) = [e for e in Events(folder / "events.jsonl").read() if e["event"] == "restarted"]
+    assert restarted["models"] == 2
+    assert summaries[-1]["rounds"] == 6 and summaries[-1]["incarnation"] == 1
+    assert summaries[-1]["accuracy"] > 0.5
+
+
+def test_what_is_missing_or_wrong_in_a_folder_is_said_before_anything_is_written(three: list[Identity]) -> None:
+    member = three[0]
+    loop = Loop()
+    public = (member.folder / "public.npz").read_bytes()
+    (member.folder / "public.npz").write_bytes(public + b" ")
+    with refused("not the one that the plan is about"):
+        run(member, loop)
+    (member.folder / "public.npz").write_bytes(public)
+    data = (member.folder / "data.npz").read_bytes()
+    (member.folder / "data.npz").unlink()
+    with refused("data.npz"):
+        run(member, loop)
+    assert not (member.folder / "run").exists()
+    (member.folder / "data.npz").write_bytes(data)
+    (member.folder / "key.pem").chmod(0o644)
+    with refused("chmod 600"):
+        Identity.load(member.folder)
+    loop.close()

@@ -154,6 +154,8 @@ def run(
     table = Table(show_header=False, title=f"{summary['name']}, {summary['rounds_run']} of {rounds} rounds")
     for label in ("accuracy", "epsilon", "privacy", "neighbour_rounds_lost", "refused", "seconds"):
         table.add_row(label.replace("_", " "), f"{summary[label]}")
+    if summary["stopped"]:
+        table.add_row("stopped", summary["stopped"])
     table.add_row("model", f"{summary['run']}/model.safetensors")
     table.add_row("page", f"{summary['run']}/report.html")
     _console().print(table)

@@ -26,6 +26,10 @@ PAUSE = 0.1  # seconds before trying again
 LONGEST = 10  # deadlines that even one who says it is waiting itself gets
 
 
+class AloneError(PdslError):
+    """Too few neighbours came."""
+
+
 class Outcome(NamedTuple):
     """What came of a roll call: who is in the round, or the round to go to instead."""
 
@@ -77,15 +81,12 @@ class Lines:
             while True:
                 roll.present |= node.arrived
                 roll.pending -= roll.present
-                if jump := roll.jump(t, self._plan.config.rounds):
+                if jump := roll.jump(len(self.neighbours), self._plan.config.rounds):
                     return Outcome(frozenset(), jump)
                 if not roll.pending and len(roll.present) >= self._conduct.quorum:
                     break
-                if not roll.pending and len(roll.elsewhere) == len(self.neighbours):
-                    later = max(roll.elsewhere.values())
-                    return Outcome(frozenset(), min(later, self._plan.config.rounds + 1))
                 if time.monotonic() - began > self._conduct.start and not roll.pending:
-                    raise PdslError(
+                    raise AloneError(
                         f"round {t}: {len(roll.present)} neighbours came within {self._conduct.start:g} s, but the plan"
                         f" asks for {self._conduct.quorum}; run again when they are there"
                     )
@@ -120,11 +121,9 @@ class Lines:
                     roll.pending.discard(j)
                     self._lose(j, "late")
             else:
-                after = answer.round + (not answer.gathering)
-                roll.elsewhere[j] = self._plan.config.rounds + 1 if answer.state == "finished" else max(t + 1, after)
                 roll.pending.discard(j)
-                if answer.state != "out":
-                    roll.ahead[j] = roll.elsewhere[j]
+                {"out": roll.without_us, "ahead": roll.ahead, "finished": roll.finished}[answer.state].add(j)
+                roll.later[j] = max(t + 1, answer.round + (not answer.gathering))
                 self._node.wake()
                 await asyncio.sleep(PAUSE)
 
@@ -184,8 +183,8 @@ class Lines:
     async def farewell(self) -> None:
         """After the last round: stay until those who were in it have what they need, or are gone."""
         began = time.monotonic()
-        while not self._node.all_fetched() and time.monotonic() - began < self._conduct.deadline:
-            if all(self._silent(j) for j in self._node.present):
+        while time.monotonic() - began < self._conduct.deadline:
+            if all(self._node.fetched_all(j) or self._silent(j) for j in self._node.present):
                 return
             await asyncio.sleep(PAUSE)
 
@@ -302,12 +301,23 @@ class _Roll:
         self.pending = pending  # whom to wait for
         self.present: set[int] = set()
         self.behind: set[int] = set()  # alive, and not there yet
-        self.ahead: dict[int, int] = {}  # beyond this round; the next one in which they can be met
-        self.elsewhere: dict[int, int] = {}  # those, and the ones that run this round without us
+        self.ahead: set[int] = set()  # beyond this round
+        self.without_us: set[int] = set()  # in this round, which they began when we were not there
+        self.finished: set[int] = set()
+        self.later: dict[int, int] = {}  # the next round in which each of these can be met
 
-    def jump(self, t: int, last: int) -> int | None:
-        """The round to go to, if at least half of those heard from are beyond this one: one liar is not."""
-        heard = self.present | self.behind | set(self.elsewhere)
-        if self.ahead and self.pending <= heard and 2 * len(self.ahead) >= len(heard):
-            return min(max(self.ahead.values()), last + 1)
+    def jump(self, neighbours: int, last: int) -> int | None:
+        """The round to go to, if this one is over for us.
+
+        It is if at least half of those heard from are beyond it: with more neighbours than two, one liar is not half.
+        It is too if nobody is left to run it with. When all have finished, there is none.
+        """
+        elsewhere = self.ahead | self.without_us | self.finished
+        heard = self.present | self.behind | elsewhere
+        if self.finished and len(self.finished) == neighbours:
+            return last + 1
+        if self.ahead and self.pending <= heard and 2 * len(self.ahead) >= len(heard - self.finished):
+            return min(max(self.later[j] for j in self.ahead), last + 1)
+        if len(elsewhere) == neighbours:
+            return min(max(self.later[j] for j in elsewhere - self.finished), last + 1)
         return None

@@ -63,9 +63,9 @@ class Node:
     def sign_of_life(self, j: int) -> None:
         self.heard[j] = time.monotonic()
 
-    def all_fetched(self) -> bool:
-        """Whether those who are in the round have everything of it."""
-        return all(key in self._fetched for key in self._messages if key[1] in self.present)
+    def fetched_all(self, j: int) -> bool:
+        """Whether j has everything of this round that is for it."""
+        return all(key in self._fetched for key in self._messages if key[1] == j)
 
     async def hello(self, j: int, t: int) -> Answer:
         """j asks whether we are there for round t; for round 0, only how we are."""

@@ -22,6 +22,7 @@ from pdsl.peer.engine import Peer
 from pdsl.peer.events import Events
 from pdsl.peer.identity import Identity
 from pdsl.peer.join import RUN, joined
+from pdsl.peer.lines import AloneError
 from pdsl.peer.plan import Plan
 from pdsl.peer.secrets import Incarnation, incarnate
 from pdsl.peer.sent import ConflictError, LoggedNoise
@@ -88,6 +89,7 @@ class _Run:
         assert isinstance(self.e.engine, Peer)
         self.engine: Peer = self.e.engine
         self.progress = self._progress(account)
+        self.stopped: str | None = None  # why, if before the last round
         self.began = time.monotonic()
 
     def _account(self) -> Account:
@@ -131,8 +133,7 @@ class _Run:
                 while self.progress.t <= rounds and (row := self._round(parts, workers)) is not None:
                     reporter.row = row
                     watch(row)
-            if self.progress.t > rounds:
-                self.transport.farewell()
+            self.transport.farewell()
             return self._finish()
         finally:
             reporter.stop()
@@ -140,16 +141,23 @@ class _Run:
             self.incarnation.log.close()
 
     def _round(self, parts: Apparatus, workers: Workers) -> Row | None:
-        """One round, or the way to the round where the others are; None where another would pass the budget."""
+        """One round, or the way to the round where the others are; None where there can be no other."""
         p = self.progress
         start = time.monotonic()
-        present, jump = self.transport.roll_call(p.t)
+        try:
+            present, jump = self.transport.roll_call(p.t)
+        except AloneError as e:
+            if not p.rows:
+                raise
+            self.stopped = f"{e}"
+            return None
         if jump is not None:
             return self._missed(jump, "the others were ahead")
         if p.state is None:
             p.state = self._neighbour_average()
         account = p.account.charged(p.t, self.incarnation.number, present)
         if not account.within_budget:
+            self.stopped = f"round {p.t} would pass the budget of ε = {account.budget:g}"
             return None
         self.engine.begin(p.t, present)
         p.account = account
@@ -261,6 +269,7 @@ class _Run:
             "messages": sum(row["messages"] for row in run),
             "bytes": sum(row["bytes"] for row in run),
             "seconds": round(time.monotonic() - self.began, 3),
+            "stopped": self.stopped,
             "refused": self.events.counts["refused"],
             "model_sha256": evaluation.digests[0],
             "notes": [],
