@@ -92,6 +92,6 @@ class Account:
             stored: dict[str, Any] = json.loads(content)
             mechanism = Mechanism(**stored["mechanism"])
             charges = {(int(t), int(n)): frozenset(int(j) for j in peers) for t, n, peers in stored["charges"]}
-        except (ValueError, KeyError, TypeError, AttributeError) as e:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
             raise PdslError(f"{where} is damaged, so what was spent is not known; restore it from a copy") from e
         return replace(self, mechanism=mechanism, charges=charges)

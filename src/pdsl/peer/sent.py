@@ -81,7 +81,7 @@ def _read(path: Path) -> dict[Draw, str]:
             *draw, digest = json.loads(line)
             a, b, c, d = (int(n) for n in draw)
             digests[a, b, c, d] = str(digest)
-        except (ValueError, TypeError) as e:
+        except (ValueError, TypeError, OverflowError, RecursionError) as e:
             raise DamagedError(f"{path} is damaged; what was sent is not known") from e
     if rest:
         os.truncate(path, len(content) - len(rest))
