@@ -1,11 +1,12 @@
 # make run    the main job: ten agents on a ring learn handwritten digits
 # make test   lint, types, all tests
 # make bench  speed, as ratios measured in one run
+# make soak   peers under faults, for a quarter of an hour; make fuzz: bytes from outside, for ten minutes
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 export OMP_NUM_THREADS := 1
 
-.PHONY: run test check lint types unit bench clean
+.PHONY: run test check lint types unit bench soak fuzz clean
 
 run: $(VENV)/installed
 	$(VENV)/bin/pdsl run
@@ -26,6 +27,12 @@ unit: $(VENV)/installed-dev
 
 bench: $(VENV)/installed
 	$(VENV)/bin/pdsl bench
+
+soak: $(VENV)/installed-dev
+	$(PYTHON) benchmarks/soak.py
+
+fuzz: $(VENV)/installed-dev
+	$(PYTHON) benchmarks/fuzz.py
 
 $(VENV)/bin/python:
 	python3 -m venv $(VENV)

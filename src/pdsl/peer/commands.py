@@ -63,10 +63,11 @@ def invite(
     """Write the plan: who takes part, and everything they must agree on. Nothing in it is secret."""
     from pdsl.peer.files import write_whole
     from pdsl.peer.identity import Card
-    from pdsl.peer.plan import Conduct, compose, spoken
+    from pdsl.peer.plan import Conduct, compose, section, spoken
     from pdsl.peer.task import public_task
 
-    conduct = Conduct(silence=silence, deadline=deadline, start=start, quorum=quorum)
+    waits = {"silence": silence, "deadline": deadline, "start": start, "quorum": quorum}
+    conduct = section(Conduct, waits, "pdsl peer invite")
     plan = compose(
         [Card.read(card) for card in cards], config, assignments, public_task(public, records, classes), conduct
     )

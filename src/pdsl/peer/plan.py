@@ -119,7 +119,8 @@ class Plan:
         if local := set(config) & set(LOCAL):
             raise PdslError(f"{where}: config.{min(local)} is not for a plan to say; ask for it again")
         cards = tuple(Card.checked(values, f"{where}: member {i}") for i, values in enumerate(member))
-        plan = cls(validated(config, where), _section(Task, values, where), _section(Conduct, values, where), cards)
+        task, conduct = section(Task, values["task"], where), section(Conduct, values["conduct"], where)
+        plan = cls(validated(config, where), task, conduct, cards)
         if plan.hash != values["hash"]:
             raise PdslError(f"{where}: its hash is not that of its content: changed or damaged; ask for it again")
         return plan
@@ -147,14 +148,14 @@ def compose(
 S = TypeVar("S", bound=Section)
 
 
-def _section(kind: type[S], values: dict[str, Any], where: str) -> S:
-    name = kind.__name__.lower()
+def section(kind: type[S], values: object, where: str) -> S:
+    """A Task or a Conduct of values from outside; a mistake becomes one line."""
     try:
-        return kind.model_validate(values[name])
+        return kind.model_validate(values)
     except ValidationError as e:
         first = e.errors()[0]
-        key = ".".join(str(part) for part in (name, *first["loc"]))
-        raise PdslError(f"{where}: {key}: {first['msg']}; ask for the plan again") from e
+        key = ".".join(str(part) for part in (kind.__name__.lower(), *first["loc"]))
+        raise PdslError(f"{where}: {key}: {first['msg']}; it must be another") from e
 
 
 def _check(plan: Plan) -> None:

@@ -20,7 +20,7 @@ from pdsl.errors import PdslError
 from pdsl.graph import Graph
 from pdsl.models import Network
 from pdsl.peer.identity import Identity
-from pdsl.peer.plan import Plan, Task
+from pdsl.peer.plan import Plan, Task, section
 from pdsl.privacy import Mechanism, mechanisms
 from pdsl.randomness import SecretStreams, Streams
 from pdsl.train import Experiment
@@ -32,7 +32,9 @@ def public_task(path: Path, records: float, classes: int | None) -> Task:
     """What a plan says of the data, from the public file and the number that was agreed on."""
     test, validation = load_public(path)
     most = 1 + max(int(part.y.max()) for part in (test, validation))
-    task = Task(records=records, shape=tuple(test.x.shape[1:]), classes=classes or most, public=digest(path))
+    shape = tuple(test.x.shape[1:])
+    said = {"records": records, "shape": shape, "classes": classes or most, "public": digest(path)}
+    task = section(Task, said, "the plan's task")
     check_shapes([test, validation])
     check_classes([test, validation], task.classes)
     return task
