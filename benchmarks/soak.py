@@ -263,8 +263,7 @@ def run(folder: Path, count: int, rounds: int, every: int | None, seed: int, net
 def judged(sites: list[Site], faults: list[Fault], rounds: int, seconds: float) -> dict[str, Any]:
     summaries = [site.summary for site in sites]
     finished = [summary for summary in summaries if summary is not None]
-    victims = {fault.victim for fault in faults}
-    near = {(v + step) % len(sites) for v in victims for step in (-1, 0, 1)}
+    waits = waited(sites, faults)
     return {
         "seconds": round(seconds, 1),
         "finished": len(finished),
@@ -277,11 +276,37 @@ def judged(sites: list[Site], faults: list[Fault], rounds: int, seconds: float) 
         "ledger_equals_sent": [sent_equals_charged(site) for site in sites],
         "conflicts": sum(event["event"] == "conflict" for site in sites for event in site.events),
         "incarnations": [s["incarnation"] for s in finished],
-        "longest_wait_seconds": [max((row.get("waited", 0) for row in site.rows[1:]), default=0) for site in sites],
-        "never_near_a_fault": sorted(set(range(len(sites))) - near),
+        "dropped_without_a_fault": dropped_without_a_fault(sites, faults),
+        "median_wait_seconds": {who: round(float(np.median(seconds)), 2) for who, seconds in waits.items() if seconds},
+        "longest_wait_seconds": {who: round(max(seconds), 2) for who, seconds in waits.items() if seconds},
         "came_back": [comes_back(sites[fault.victim], fault) for fault in faults],
         "faults": [[fault.kind, fault.victim, fault.at, fault.seconds] for fault in faults],
     }
+
+
+def waited(sites: list[Site], faults: list[Fault]) -> dict[str, list[float]]:
+    """Seconds that rounds were with the network: in calm, and while a fault began, near it and further away."""
+    waits: dict[str, list[float]] = {"calm": [], "victims and their neighbours": [], "others": []}
+    for i, site in enumerate(sites):
+        for row in site.rows[1:]:
+            now = [fault.victim for fault in faults if fault.at <= row["round"] <= fault.at + 1]
+            near = any((victim - i) % len(sites) in (0, 1, len(sites) - 1) for victim in now)
+            who = "calm" if not now else "victims and their neighbours" if near else "others"
+            waits[who] += [row["waited"]] if "waited" in row else []
+    return waits
+
+
+def dropped_without_a_fault(sites: list[Site], faults: list[Fault]) -> int:
+    """How often somebody was left out of a round when neither end had been a victim in the rounds before."""
+    names = [site.folder.name for site in sites]
+    dropped = [(i, event) for i, site in enumerate(sites) for event in site.events if event["event"] == "lost"]
+    return sum(
+        not any(
+            fault.victim in (i, names.index(event["who"])) and 0 <= event["round"] - fault.at + 1 <= 12
+            for fault in faults
+        )
+        for i, event in dropped
+    )
 
 
 def comes_back(site: Site, fault: Fault) -> bool:
@@ -313,6 +338,7 @@ def main() -> None:
         "every victim came back": all(rough["came_back"]),
         "every ledger equals what was sent": all(rough["ledger_equals_sent"]),
         "within budget": rough["within_budget"],
+        "nobody was left out but by and with a victim": rough["dropped_without_a_fault"] == 0,
         "accuracy within 2 points": abs(rough["accuracy"] - calm["accuracy"]) <= 0.02,
     }
     print(json.dumps({"namespaces": network is not None, "calm": calm, "rough": rough, "kept": kept}, indent=1))

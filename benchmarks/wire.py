@@ -82,7 +82,7 @@ def peer(folder: str, d: int, rounds: int, secure: bool, durable: bool, times: A
             assert len(transport.exchange(t, phase, dict.fromkeys(present, v))) == len(present) == 2
         if durable:
             run.append({"round": t})
-            run.save(Checkpoint(t, {"x": v[None], "u": v[None]}, 0.0))
+            run.save(Checkpoint(t, {"x": v[None], "u": v.clone()[None]}, 0.0))
             run.prune()
         taken.append(time.monotonic() - start)
     transport.farewell()

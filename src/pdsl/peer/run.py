@@ -246,7 +246,8 @@ class _Run:
         with Workers(self.plan.config.engine.workers) as workers:
             evaluation = evaluate(e, p.state.x, e.engine.mean(p.state.x), workers)
         module = e.network.to_module(p.state.x[0])
-        self.directory.write("model.safetensors", save({k: v.contiguous() for k, v in module.state_dict().items()}))
+        named = {name: tensor.clone().contiguous() for name, tensor in module.state_dict().items()}
+        self.directory.write("model.safetensors", save(named))
         run = [row for row in p.rows if "absent" not in row]
         assert e.mechanisms is not None
         summary = {
