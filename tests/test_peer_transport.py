@@ -275,6 +275,9 @@ def test_revocation_works_at_once_and_rotation_needs_no_pause(hood: Hood) -> Non
     pins.revoke(ben.card.fingerprint)
     assert hood.call(ben, hello) == ("PERMISSION_DENIED", "certificate not pinned")
     assert hood.refusals(0) == ["certificate not pinned"]
+    calls = hood.peers[0].calls
+    assert hood.loop.run(calls.ask(1, Request(hood.plan.hash, 0, 0))) is None  # and ada does not call ben either
+    assert calls.neighbours[1].state == "no pin" and calls.neighbours[1].channel is None
     old, new = ben.card, ben.renewed()
     for card in (old, new.card):
         pins.add(card)

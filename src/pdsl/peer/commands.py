@@ -129,6 +129,8 @@ def pin(
 def run(
     folder: Folder,
     listen: Annotated[str | None, typer.Option(help="host:port to listen on, if not the card's address.")] = None,
+    device: Annotated[str, typer.Option(help="torch device: cpu, cuda, cuda:1, mps.")] = "cpu",
+    workers: Annotated[int | None, typer.Option(min=1, help="Single-threaded workers; default: one per core.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Wait for the neighbours, train, and end with this organisation's model, ledger and page in FOLDER/run."""
@@ -137,13 +139,15 @@ def run(
     from pdsl.peer.run import run as run_peer
     from pdsl.peer.transport import Loop
     from pdsl.progress import Progress
+    from pdsl.settings import EngineSettings
 
     own = Identity.load(folder)
     rounds = joined(own).config.rounds
     loop = Loop()
     try:
         with Progress(Console(stderr=True, markup=False, emoji=False, highlight=False), rounds) as progress:
-            summary = run_peer(own, loop, listen, progress.row)
+            engine = EngineSettings(device=device, workers=workers)
+            summary = run_peer(own, loop, listen, progress.row, engine)
     except KeyboardInterrupt:
         print(f"pdsl: interrupted; continue with: pdsl peer run {folder}", file=sys.stderr)
         raise SystemExit(130) from None

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from pdsl.checkpoints import Checkpoint
@@ -22,28 +21,36 @@ from pdsl.peer.engine import Peer
 from pdsl.peer.events import Events
 from pdsl.peer.identity import Identity
 from pdsl.peer.join import RUN, joined
-from pdsl.peer.lines import AloneError
+from pdsl.peer.outcome import finish
 from pdsl.peer.plan import Plan
+from pdsl.peer.roll import AloneError
 from pdsl.peer.secrets import Incarnation, incarnate
 from pdsl.peer.sent import ConflictError, LoggedNoise
 from pdsl.peer.status import Reporter
 from pdsl.peer.task import agreed_mechanisms, check_folder, experiment, network
 from pdsl.peer.transport import Loop, Transport
-from pdsl.privacy.statement import statement
-from pdsl.report import write_report
 from pdsl.runs import Row, RunDirectory
+from pdsl.settings import EngineSettings
 from pdsl.train import Apparatus, apparatus, evaluate, finite, first_state, state_from, state_tensors
 
 LEDGER = "ledger.json"
 Watch = Callable[[Row], None]
 
 
-def run(own: Identity, loop: Loop, listen: str | None = None, watch: Watch = lambda row: None) -> dict[str, Any]:
+def run(
+    own: Identity,
+    loop: Loop,
+    listen: str | None = None,
+    watch: Watch = lambda row: None,
+    engine: EngineSettings = EngineSettings(),  # noqa: B008  frozen
+) -> dict[str, Any]:
     """Train as this organisation until the plan's rounds are over. Returns the summary.
 
-    Interrupted at any moment, by whatever means, the same call goes on where it was.
+    Interrupted at any moment, by whatever means, the same call goes on where it was. What it computes with is its own
+    business: `engine` is no part of the plan.
     """
     plan = joined(own)
+    plan = replace(plan, config=plan.config.model_copy(update={"engine": engine}))
     check_folder(own, plan)  # a mistake leaves nothing behind
     try:
         directory = _opened(own, plan)
@@ -239,46 +246,19 @@ class _Run:
         self.directory.describe(self.plan.config.to_toml(), facts)
 
     def _finish(self) -> dict[str, Any]:
-        """This organisation's model, ledger, summary and page."""
-        p, e = self.progress, self.e
+        p = self.progress
         if p.state is None or not p.rows:
             raise PdslError("not one round was run: the budget or the neighbours did not allow it")
-        with Workers(self.plan.config.engine.workers) as workers:
-            evaluation = evaluate(e, p.state.x, e.engine.mean(p.state.x), workers)
-        module = e.network.to_module(p.state.x[0])
-        named = {name: tensor.clone().contiguous() for name, tensor in module.state_dict().items()}
-        self.directory.write("model.safetensors", save(named))
-        run = [row for row in p.rows if "absent" not in row]
-        assert e.mechanisms is not None
-        summary = {
+        facts = {
             "name": self.own.card.name,
             "agent": self.me,
             "plan": self.plan.hash,
-            "accuracy": evaluation.accuracy,
-            "accuracy_of_mean": evaluation.accuracy_of_mean,
-            "accuracy_per_agent": evaluation.accuracies,
-            "loss": evaluation.loss,
-            "rounds": p.t - 1,
-            "rounds_run": len(run),
-            "neighbour_rounds_lost": sum(len(row.get("lost", ())) for row in run),
-            "epsilon": finite(p.account.epsilon),
-            "delta": p.account.delta,
-            "budget": p.account.budget,
             "incarnation": self.incarnation.number,
-            "privacy": statement(self.plan.config.privacy, p.account.as_ledger(self.me), [p.account.mechanism]),
-            "sigma": p.account.mechanism.sigma,
-            "messages": sum(row["messages"] for row in run),
-            "bytes": sum(row["bytes"] for row in run),
-            "seconds": round(time.monotonic() - self.began, 3),
             "stopped": self.stopped,
             "refused": self.events.counts["refused"],
-            "model_sha256": evaluation.digests[0],
-            "notes": [],
-            "run": str(self.directory.path),
+            "seconds": round(time.monotonic() - self.began, 3),
         }
-        self.directory.write("summary.json", json.dumps(summary, indent=2, ensure_ascii=False).encode())
-        write_report(self.directory.path)
-        return summary
+        return finish(self.directory, self.e, p.state.x, p.rows, p.account, facts)
 
 
 def _absent(t: int) -> Row:

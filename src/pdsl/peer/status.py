@@ -71,7 +71,7 @@ class Reporter:
                     "round": neighbour.at[0],
                     "heard_seconds_ago": round(now - node.heard[j], 1),
                 }
-                for j, neighbour in self._transport.lines.neighbours.items()
+                for j, neighbour in self._transport.calls.neighbours.items()
             ],
         }
 

@@ -31,12 +31,14 @@ def load() -> Any:
 
 def server_credentials(grpc: Any, own: Identity, pinned: list[str]) -> Any:
     """Callers must show one of the pinned certificates; which of them, the server looks at call by call."""
+    assert pinned  # likewise
     pair = (own.key, own.card.certificate.encode())
     return grpc.ssl_server_credentials([pair], "".join(pinned).encode(), require_client_auth=True)
 
 
 def channel(grpc: Any, own: Identity, name: str, address: str, pinned: list[str], most_bytes: int) -> Any:
     """A channel to a neighbour that must show one of its own pinned certificates, for its own name."""
+    assert pinned  # without any, gRPC would trust whom the operating system trusts
     credentials = grpc.ssl_channel_credentials("".join(pinned).encode(), own.key, own.card.certificate.encode())
     options = [
         ("grpc.ssl_target_name_override", name),

@@ -8,13 +8,15 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from pdsl.peer import tls
+from pdsl.peer.calls import Calls
 from pdsl.peer.events import Events
 from pdsl.peer.identity import Identity
 from pdsl.peer.join import PINS
-from pdsl.peer.lines import Lines, Outcome
+from pdsl.peer.lines import Lines
 from pdsl.peer.node import Node
 from pdsl.peer.pins import Pins
 from pdsl.peer.plan import Plan
+from pdsl.peer.roll import Outcome
 from pdsl.peer.server import Server
 from pdsl.peer.wire import MODEL, Header, encode
 
@@ -54,31 +56,32 @@ class Transport:
         poll = min(1.0, plan.conduct.silence / 8)
         self.node = Node(plan.hash, plan.neighbours(self.me), poll)
         self._server = Server(grpc, own, plan, pins, self.node, events)
-        self.lines = Lines(grpc, own, plan, pins, self.node, events, d)
+        self.calls = Calls(grpc, own, plan, pins, self.node, events, d)
+        self._lines = Lines(self.calls, plan, self.me, self.node, events, d)
 
     def start(self, listen: str | None = None) -> int:
         async def begin() -> int:
             port = await self._server.start(listen or self._own.card.address)
-            self.lines.start()
+            self.calls.start()
             return port
 
         return self._loop.run(begin())
 
     def stop(self) -> None:
         async def end() -> None:
-            await self.lines.stop()
+            await self.calls.stop()
             await self._server.stop()
 
         self._loop.run(end())
 
     def roll_call(self, t: int) -> Outcome:
-        return self._loop.run(self.lines.roll_call(t))
+        return self._loop.run(self._lines.roll_call(t))
 
     def exchange(self, t: int, phase: int, rows: dict[int, Tensor]) -> dict[int, Tensor]:
         """Send each neighbour its row of a phase and get one from each; those missing are out of the round."""
         hash_ = self._plan.hash
         messages = {j: encode(Header(hash_, t, phase, sender=self.me, receiver=j), row) for j, row in rows.items()}
-        return self._loop.run(self.lines.exchange(t, phase, messages))
+        return self._loop.run(self._lines.exchange(t, phase, messages))
 
     def offer(self, x: Tensor) -> None:
         """What neighbours get that come back without a model of their own."""
@@ -93,11 +96,11 @@ class Transport:
         self._loop.run(leave())
 
     def models(self) -> list[Tensor]:
-        return self._loop.run(self.lines.models())
+        return self._loop.run(self._lines.models())
 
     def farewell(self) -> None:
         async def end() -> None:
-            await self.lines.farewell()
+            await self._lines.farewell()
             self.node.finish()
 
         self._loop.run(end())
