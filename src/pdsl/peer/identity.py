@@ -12,7 +12,7 @@ from typing import Any
 
 import tomli_w
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -25,6 +25,12 @@ NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 ADDRESS = re.compile(r"(?:[A-Za-z0-9.-]{1,253}|\[[0-9a-fA-F:]{2,45}\]):([0-9]{1,5})")
 ALWAYS = (datetime.datetime(2020, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59))  # no clock can end an identity
 MOST_PEM = 4000
+X509_ERRORS = (
+    x509.DuplicateExtension,
+    x509.ExtensionNotFound,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,7 @@ def canonical(pem: str, name: str, where: str) -> str:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         if list(names) != [x509.DNSName(name)]:
             raise ValueError(f"it is not for the name {name}")
-    except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound, x509.DuplicateExtension) as e:
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, *X509_ERRORS) as e:
         reason = " ".join(str(e).split())[:120] or type(e).__name__
         raise PdslError(f"{where}: the certificate of {name} is refused: {reason}; ask for the card again") from e
     return certificate.public_bytes(serialization.Encoding.PEM).decode()

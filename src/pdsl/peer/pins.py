@@ -76,7 +76,7 @@ def _parsed(content: bytes, name: str, where: str) -> tuple[str, ...]:
         return ()
     try:
         certificates = x509.load_pem_x509_certificates(content)
-    except ValueError as e:
+    except (ValueError, x509.InvalidVersion) as e:
         raise PdslError(f"{where} is damaged; join the plan again, or pin the neighbour's card") from e
     if len(certificates) > MOST:
         raise PdslError(f"{where} has {len(certificates)} certificates; leave at most {MOST}")
