@@ -3,7 +3,7 @@
     python benchmarks/soak.py [--peers 8] [--rounds 100] [--every 5] [--out DIR]      (namespaces need root)
 
 First the same plan undisturbed, then with a fault in every few rounds: kill -9 and a restart, SIGSTOP and SIGCONT, or
-the network cable pulled and put back. Prints one JSON object: what happened, and whether every promise was kept.
+the network cable pulled and put back, or made slow. Prints one JSON object: what happened, and whether every promise was kept.
 """
 
 import argparse
@@ -34,7 +34,7 @@ PRELOADED = [
     "grpc.aio",
     "scipy.special",
 ]
-KINDS = ("kill", "stop", "cut")
+KINDS = ("kill", "stop", "cut", "slow")
 
 
 def peer_process(folder: str, namespace: str | None, most_file_bytes: int | None, log: str) -> None:
@@ -148,6 +148,12 @@ class Network:
     def cable(self, i: int, state: str) -> None:
         self._ip("-n", self._hub, "link", "set", f"p{i}", state)
 
+    def slow(self, i: int, state: str) -> None:
+        """Towards site i only 32 kB/s get through, so that a round's messages take most of a second."""
+        limit = ["root", "tbf", "rate", "256kbit", "burst", "4kb", "latency", "2s"] if state == "down" else ["root"]
+        what = "add" if state == "down" else "del"
+        subprocess.run(["tc", "-n", self._hub, "qdisc", what, "dev", f"p{i}", *limit], check=True)
+
     def remove(self) -> None:
         for name in [*self.names, self._hub]:
             subprocess.run(["ip", "netns", "del", name], check=False)
@@ -228,7 +234,7 @@ def begin(fault: Fault, sites: list[Site], network: Network | None) -> None:
     elif fault.kind == "stop":
         site.signal(signal.SIGSTOP)
     elif network is not None:
-        network.cable(fault.victim, "down")
+        (network.cable if fault.kind == "cut" else network.slow)(fault.victim, "down")
 
 
 def end(fault: Fault, sites: list[Site], network: Network | None) -> None:
@@ -239,7 +245,7 @@ def end(fault: Fault, sites: list[Site], network: Network | None) -> None:
     elif fault.kind == "stop":
         site.signal(signal.SIGCONT)
     elif network is not None:
-        network.cable(fault.victim, "up")
+        (network.cable if fault.kind == "cut" else network.slow)(fault.victim, "up")
 
 
 def run(folder: Path, count: int, rounds: int, every: int | None, seed: int, network: Network | None) -> dict[str, Any]:
