@@ -81,7 +81,7 @@ def targets(folder: Path) -> dict[str, Target]:
     task = Task(records=10, shape=(4,), classes=3, public="0" * 64)
     plan = compose([m.card for m in members], None, ["model.name=softmax", "rounds=3"], task, Conduct())
     header = Header(plan.hash, 1, 0, 0, 1)
-    account = Account(1e-5, 8.0, Mechanism(0.1, 0.01, 3, rate=0.1), PDSL(), {}).charged(1, 1, frozenset({1}))
+    account = Account(1e-5, 8.0, Mechanism(0.1, 0.01, 3, rate=0.1), PDSL(), 100, {}).charged(1, 1, frozenset({1}))
     numbers = np.arange(12.0, dtype=np.float32).reshape(3, 4)
 
     def npz(**arrays: Any) -> bytes:

@@ -2,8 +2,8 @@
 
     python benchmarks/soak.py [--peers 8] [--rounds 100] [--every 5] [--out DIR]      (namespaces need root)
 
-First the same plan undisturbed, then with a fault in every few rounds: kill -9 and a restart, SIGSTOP and SIGCONT, or
-the network cable pulled and put back, or made slow. Prints one JSON object: what happened, and whether every promise was kept.
+First the same plan undisturbed, then with a fault in every few rounds: kill -9 and a restart, SIGSTOP and SIGCONT, a
+network cable pulled and put back, or a slow one. Prints one JSON object: what happened, and which promises were kept.
 """
 
 import argparse

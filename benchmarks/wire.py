@@ -69,7 +69,7 @@ def peer(folder: str, d: int, rounds: int, secure: bool, durable: bool, times: A
     v = torch.randn(d)
     run = RunDirectory.create(own.folder / "run", "", {})
     log = SentLog(own.folder / "run" / "sent-1.log")
-    account = Account(1e-5, 8.0, Mechanism(1.0, 0.01, 3, rate=0.01), PDSL(), {})
+    account = Account(1e-5, 8.0, Mechanism(1.0, 0.01, 3, rate=0.01), PDSL(), 100, {})
     taken = []
     for t in range(1, rounds + 1):
         start = time.monotonic()

@@ -1,6 +1,7 @@
 """Noise is used once: the log, incarnations, and an account that equals what was sent."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ MECHANISM = Mechanism(sigma=0.05, sensitivity=1 / 64, messages=3, rate=0.1)
 
 
 def account(algorithm: str = "pdsl") -> Account:
-    return Account(1e-5, 8.0, MECHANISM, ALGORITHMS[algorithm](), {})
+    return Account(1e-5, 8.0, MECHANISM, ALGORITHMS[algorithm](), 100, {})
 
 
 def noisy(log: SentLog, g: torch.Tensor, t: int = 1, key: bytes = bytes(32)) -> torch.Tensor:
@@ -132,6 +133,20 @@ def test_an_account_charges_for_who_was_there_and_never_for_less() -> None:
     assert spent.as_ledger(0).epsilon == pytest.approx(spent.epsilon)
     one = account("muffliato").charged(1, 1, full)
     assert one.of(full).messages == one.of(frozenset()).messages == 1  # its own model, whoever gets it
+
+
+def test_the_budget_is_kept_by_what_was_planned_and_by_what_was_not() -> None:
+    whole = epsilon(((MECHANISM, 3),), 1e-5)
+    spent = replace(account(), planned=3, budget=whole)
+    for t in (1, 2, 3):
+        spent = spent.charged(t, 1, frozenset({1, 2}))
+        assert spent.within_budget and spent.epsilon <= whole
+    assert not spent.charged(3, 2, frozenset({1})).within_budget  # a lost log, paid for again
+    assert (
+        not replace(account(), planned=3, budget=0.99 * epsilon(((MECHANISM, 1),), 1e-5))
+        .charged(1, 1, frozenset({1, 2}))
+        .within_budget
+    )
 
 
 def test_an_account_survives_its_file() -> None:

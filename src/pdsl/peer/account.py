@@ -28,6 +28,7 @@ class Account:
     budget: float
     mechanism: Mechanism  # of a round in which all neighbours are there
     algorithm: Algorithm
+    planned: int  # rounds
     charges: Charges
 
     def charged(self, t: int, incarnation: int, peers: frozenset[int]) -> "Account":
@@ -47,7 +48,15 @@ class Account:
 
     @property
     def within_budget(self) -> bool:
+        """A part of what was planned costs no more than all of it, so that mostly nothing has to be computed."""
+        if len(self.charges) <= self.planned and self._of_the_plan <= self.budget:
+            return True
         return self.epsilon <= self.budget
+
+    @property
+    def _of_the_plan(self) -> float:
+        """ε of all planned rounds, with everybody there."""
+        return epsilon(((self.mechanism, self.planned),), self.delta)
 
     @property
     def rounds(self) -> int:

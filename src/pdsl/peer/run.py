@@ -103,7 +103,8 @@ class _Run:
         privacy, path = self.plan.config.privacy, self.directory.path
         assert privacy.budget is not None  # a plan has one
         released = agreed_mechanisms(self.plan)[self.me]
-        new = Account(privacy.delta, privacy.budget, released, self.plan.config.algorithm, {})
+        config = self.plan.config
+        new = Account(privacy.delta, privacy.budget, released, config.algorithm, config.rounds, {})
         if (stored := self.directory.read(LEDGER)) is not None:
             return new.read(stored, str(path / LEDGER))
         if any(path.glob("secret-*.key")) or any(path.glob("checkpoint/*")):
@@ -221,8 +222,8 @@ class _Run:
         row["present"] = [self.names[j] for j in engine.sender.tolist() if j != self.me]
         if engine.lost:  # the other end may not agree: W may not be doubly stochastic here
             row["lost"] = {self.names[j]: phase for j, phase in engine.lost.items()}
-        row["epsilon"] = finite(account.epsilon)
         if t % self.plan.config.evaluate_every == 0:
+            row["epsilon"] = finite(account.epsilon)
             row |= evaluate(self.e, x, engine.mean(x), workers).as_row()
         return row
 
