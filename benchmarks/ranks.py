@@ -34,6 +34,7 @@ def settings(a: argparse.Namespace, agents: int) -> list[str]:
         "graph.agents": agents,
         "graph.degree": 4,
         "model.name": a.model,
+        "shapley.sample": 50,
         "evaluate_every": 10,
         "checkpoint_every": 10,
         "engine.workers": 1,

@@ -29,7 +29,7 @@ PATIENCE = 60.0  # seconds, for what should take less than one
 
 # Forked from a server that has imported torch already, a process is there in milliseconds instead of seconds.
 forking = get_context("forkserver")
-forking.set_forkserver_preload(["pdsl.runner", "pdsl.cli", "pdsl.progress", "sklearn.datasets"])
+forking.set_forkserver_preload(["pdsl.runner", "pdsl.cli", "pdsl.progress", "sklearn.datasets", "dp_accounting.pld"])
 
 
 class Outcome(NamedTuple):
@@ -80,8 +80,8 @@ def _command(cwd: Path, argv: list[str], out: str | Path, err: str | Path) -> No
     main()
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
+def wait_for(condition: Callable[[], bool], patience: float = PATIENCE) -> None:
+    end = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.001)

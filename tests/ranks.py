@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from pdsl.config import validated
-from pdsl.engine.ranks import Alone, joined
+from pdsl.engine.ranks import Alone, Processes, joined
 from pdsl.train import final_evaluation, prepare, rounds
 from tests.commands import PATIENCE, _command, forking
 
+LONG_PATIENCE = 5 * PATIENCE  # several processes on few cores
 Settings = dict[str, Any]
 
 
@@ -48,7 +49,7 @@ def outcomes(size: int, configs: list[Settings], folder: Path) -> list[Settings]
 
 def ended(processes: list[ForkServerProcess], code: int = 0) -> None:
     for process in processes:
-        process.join(PATIENCE)
+        process.join(LONG_PATIENCE)
     assert [process.exitcode for process in processes] == [code] * len(processes)
 
 
@@ -60,7 +61,7 @@ def _rank(rank: int, size: int, port: int, configs: list[Settings], told: Path) 
         told.write_text(json.dumps(found))
 
 
-def _outcome(ranks: Alone, values: Settings) -> Settings:
+def _outcome(ranks: Processes, values: Settings) -> Settings:
     config = validated(values, "test")
     ranks.settle(config.engine)
     e = prepare(config, engine=ranks.engine)

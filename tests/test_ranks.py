@@ -19,8 +19,8 @@ from pdsl.engine.ranks import place
 from pdsl.engine.torchrun import block
 from pdsl.randomness import Streams
 from pdsl.settings import GraphSettings
-from tests.commands import PATIENCE, pdsl, rows_on_disk, settings, wait_for
-from tests.ranks import Settings, ended, launched, outcomes
+from tests.commands import pdsl, rows_on_disk, settings, wait_for
+from tests.ranks import LONG_PATIENCE, Settings, ended, launched, outcomes
 
 AGENTS, T, D = 7, 2, 650
 GRAPH = {"kind": "erdos-renyi", "agents": AGENTS, "probability": 0.5}
@@ -52,10 +52,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Settings]:
     return outcomes(0, [*EVERY, STALE, DENSE], tmp_path_factory.mktemp("alone"))
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_every_algorithm_has_the_same_bits_on_several_ranks(size: int, alone: list[Settings], tmp_path: Path) -> None:
+@pytest.fixture(scope="module", params=[2, 3])
+def several(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Settings]:
+    return outcomes(request.param, [*EVERY, STALE, DENSE], tmp_path_factory.mktemp("several"))
+
+
+def test_every_algorithm_has_the_same_bits_on_several_ranks(alone: list[Settings], several: list[Settings]) -> None:
     """Rows too: what is measured over all agents is measured alike."""
-    assert alike(outcomes(size, [*EVERY, STALE, DENSE], tmp_path)) == alike(alone)
+    assert alike(several) == alike(alone)
 
 
 @pytest.mark.parametrize("size", [1, 4])
@@ -63,24 +67,25 @@ def test_pdsl_on_other_numbers_of_ranks(size: int, alone: list[Settings], tmp_pa
     assert alike(outcomes(size, [EVERY[0], DENSE], tmp_path)) == alike([alone[0], alone[-1]])
 
 
-def test_what_crosses_is_the_edges_between_ranks_and_nothing_else(tmp_path: Path) -> None:
-    (found,) = outcomes(2, [EVERY[0]], tmp_path)
-    graph = graphs.build(GraphSettings.model_validate(GRAPH), Streams(0))
-    half = block(AGENTS, 0, 2)
-    crossing = sum((int(i) in half) != (int(j) in half) for i, j in zip(graph.receiver, graph.sender, strict=True))
+def test_what_crosses_is_the_edges_between_ranks_and_nothing_else(several: list[Settings]) -> None:
+    blocks = [range(first, end) for first, end, _ in several[0]["held"]]
+    rank_of = {agent: rank for rank, agents in enumerate(blocks) for agent in agents}
+    W = graphs.build(GraphSettings.model_validate(GRAPH), Streams(0)).W
+    links = [(i, j) for i in range(AGENTS) for j in range(AGENTS) if i != j and W[i, j] > 0]
+    crossing = sum(rank_of[i] != rank_of[j] for i, j in links)
     phases = 4  # PDSL sends x, ĝ, û and x̂
     assert crossing > 0
-    assert [row["bytes_between_processes"] for row in found["rows"]] == [phases * crossing * D * 4] * T
-    links = sum(int(i) != int(j) for i, j in zip(graph.receiver, graph.sender, strict=True))
-    assert [row["bytes"] for row in found["rows"]] == [phases * links * D * 4] * T
+    for row in several[0]["rows"]:
+        assert row["bytes_between_processes"] == phases * crossing * D * 4
+        assert row["bytes"] == phases * len(links) * D * 4
 
 
-def test_a_rank_holds_the_records_of_its_own_agents(alone: list[Settings], tmp_path: Path) -> None:
-    (found,) = outcomes(3, [EVERY[0]], tmp_path)
+def test_a_rank_holds_the_records_of_its_own_agents(alone: list[Settings], several: list[Settings]) -> None:
     ((_, _, everything),) = alone[0]["held"]
-    assert [(a, b) for a, b, _ in found["held"]] == [(0, 2), (2, 4), (4, 7)]
-    assert sum(n for *_, n in found["held"]) == everything
-    assert max(n for *_, n in found["held"]) < everything
+    held = several[0]["held"]
+    assert [agent for first, end, _ in held for agent in range(first, end)] == list(range(AGENTS))
+    assert sum(n for *_, n in held) == everything
+    assert max(n for *_, n in held) < everything
 
 
 @pytest.mark.parametrize("agents", [1, 2, 7, 1000])
@@ -121,13 +126,24 @@ def test_killed_and_taken_up_on_other_numbers_of_ranks(undisturbed: dict[str, An
     wait_for(lambda: rows_on_disk(run) >= 6)
     again[1].kill()  # the others notice, and end
     for rank in again:
-        rank.join(PATIENCE)
+        rank.join(LONG_PATIENCE)
     assert [rank.exitcode for rank in again] == [1, -signal.SIGKILL, 1]
     assert (tmp_path / "0.err").read_text().splitlines()[-1].startswith("pdsl: lost contact with another rank")
     assert (tmp_path / "2.err").read_text() == ""
     assert rows_on_disk(run) < 12
     outcome = pdsl("run", "--json", "--resume", run)  # in one process
     assert summary_of(outcome.out) == undisturbed
+
+
+def test_secret_noise_is_the_same_when_rounds_are_run_again_elsewhere(tmp_path: Path) -> None:
+    """The ranks share the run's secret: whoever owns an agent draws the noise that it drew before."""
+    run = tmp_path / "run"
+    secret = settings("rounds=3", "privacy.randomness=system")
+    ended(launched(2, "run", "--json", *SMALL, *secret, "--out", run, said=tmp_path))
+    first = json.loads((tmp_path / "0.out").read_text())["models_sha256"]
+    for file in (run / "checkpoint").iterdir():
+        file.unlink()
+    assert json.loads(pdsl("run", "--json", "--resume", run).out)["models_sha256"] == first
 
 
 def test_a_mistake_is_told_once(tmp_path: Path) -> None:
@@ -150,9 +166,12 @@ def test_torchrun_restarts_a_run_whose_rank_was_killed(undisturbed: dict[str, An
     ]  # fmt: skip
     environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     torchrun = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: rows_on_disk(run) >= 2)
-    os.kill(_worker(torchrun.pid, rank=1), signal.SIGKILL)
-    out, err = torchrun.communicate(timeout=PATIENCE)
+    try:
+        wait_for(lambda: rows_on_disk(run) >= 2, LONG_PATIENCE)
+        os.kill(_worker(torchrun.pid, rank=1), signal.SIGKILL)
+        out, err = torchrun.communicate(timeout=LONG_PATIENCE)
+    finally:
+        torchrun.terminate()  # it ends its ranks
     assert torchrun.returncode == 0, err
     assert summary_of(out) == undisturbed
 

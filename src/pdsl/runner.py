@@ -2,6 +2,7 @@
 
 import secrets
 import time
+import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from pdsl import config as configs
 from pdsl.checkpoints import Checkpoint
 from pdsl.config import Config
-from pdsl.engine.ranks import Alone
+from pdsl.engine.ranks import Alone, Processes
 from pdsl.errors import PdslError
 from pdsl.privacy import Ledger, Mechanism
 from pdsl.randomness import KEY_BYTES, SecretStreams
@@ -23,20 +24,15 @@ Watch = Callable[[Row], None]  # told about every new row, and the last of the o
 Complain = Callable[[str], None]  # told about damage that was got over
 LEDGER, KEY, JOB = "ledger.json", "secret.key", "job"
 ALONE = Alone()
-MAY_CHANGE = (
-    "rounds",
-    "checkpoint_every",
-    "engine.workers",
-    "engine.device",
-    "engine.timeout",
-)  # on resuming: what changes no row
+# on resuming: what changes no row
+MAY_CHANGE = ("rounds", "checkpoint_every", "engine.workers", "engine.device", "engine.timeout")
 
 
-def start(config: Config, out: Path, ranks: Alone = ALONE) -> tuple[Experiment, RunDirectory]:
+def start(config: Config, out: Path, ranks: Processes = ALONE) -> tuple[Experiment, RunDirectory]:
     """Everything is checked before the directory is made: a mistake leaves nothing behind."""
     ranks.settle(config.engine)
-    (key, *_) = ranks.gather([secrets.token_hex(KEY_BYTES)])  # one for all: any process may own an agent later on
-    experiment = ranks.together(lambda: prepare(config, key=bytes.fromhex(key), engine=ranks.engine))
+    key = _new_key(ranks)
+    experiment = ranks.together(lambda: prepare(config, key=key, engine=ranks.engine))
     if ranks.rank > 0:
         ranks.together(lambda: None)
         return experiment, RunDirectory(out)
@@ -46,21 +42,33 @@ def start(config: Config, out: Path, ranks: Alone = ALONE) -> tuple[Experiment, 
     return experiment, run
 
 
-def begun(config: Config, out: Path | None, ranks: Alone) -> tuple[Path, bool]:
+def _new_key(ranks: Processes) -> bytes:
+    """One secret for all processes, since any of them may own an agent later on."""
+    first, *_ = ranks.gather([secrets.token_hex(KEY_BYTES)])
+    return bytes.fromhex(first)
+
+
+def begun(config: Config, out: Path | None, ranks: Processes) -> tuple[Path, bool]:
     """The directory of a run, and whether it is there already: begun by this very job, before it was restarted."""
     folder, name = Path("runs"), f"{config.data.name}-{config.graph.kind}-{config.algorithm.name}"
     places = [out] if out else sorted(folder.glob(f"{name}*"))
-    ours = [path for path in places if ranks.restarts and RunDirectory(path).read(JOB) == ranks.job.encode()]
+    ours = ranks.together(lambda: [path for path in places if ranks.restarts and _begun_by(ranks.job, path, config)])
     path = ours[-1] if ours else out or unused(folder, name)
     ((chosen, there), *_) = ranks.gather([(str(path), bool(ours))])  # rank 0's word
     return Path(chosen), there
 
 
-def take_up(path: Path, assignments: Sequence[str], ranks: Alone = ALONE) -> tuple[Experiment, RunDirectory]:
+def _begun_by(job: str, path: Path, config: Config) -> bool:
+    run = RunDirectory(path)
+    return run.read(JOB) == job.encode() and run.config() == tomllib.loads(config.to_toml())
+
+
+def take_up(path: Path, assignments: Sequence[str], ranks: Processes = ALONE) -> tuple[Experiment, RunDirectory]:
     """An old run, with those settings changed that change none of its rows."""
     run, config, key, agreed = ranks.together(lambda: _found(path, assignments))
     ranks.settle(config.engine)
-    return ranks.together(lambda: prepare(config, key=key, agreed=agreed, engine=ranks.engine)), run
+    new = _new_key(ranks)  # for a run that was cut before its first round, and has none yet
+    return ranks.together(lambda: prepare(config, key=key or new, agreed=agreed, engine=ranks.engine)), run
 
 
 def _found(path: Path, assignments: Sequence[str]) -> tuple[RunDirectory, Config, bytes | None, list[Mechanism] | None]:
@@ -131,8 +139,14 @@ def _execute(e: Experiment, run: RunDirectory, begin: Begin, watch: Watch, compl
         engine.gather([])  # nobody sends before it is written
 
     def save(t: int) -> None:
-        run.save(Checkpoint(t, state_tensors(state), seconds), engine.agents, e.graph.agents)
-        engine.gather([])  # everybody's part is there
+        problem = None
+        try:
+            run.save(Checkpoint(t, state_tensors(state), seconds), engine.agents, e.graph.agents)
+        except OSError as error:
+            problem = error.strerror
+        for told in engine.gather([problem]):  # everybody's part is there, or nobody goes on
+            if told is not None:
+                raise OSError(None, told)
         if engine.writes:
             run.prune()
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import distributed
@@ -70,27 +70,45 @@ def _launcher() -> str:
     return f"{socket.gethostname()} {os.getppid()} {began}"
 
 
-class Alone:
-    """One process owns everything."""
+class Processes(Protocol):
+    """All processes of a run, seen from one of them."""
 
-    rank, size, restarts, job = 0, 1, 0, ""
+    rank: int
+    restarts: int
+    job: str
 
     def gather(self, values: Sequence[T]) -> list[T]:
         """What every process has to say, in the order of ranks, on all of them."""
-        return list(values)
 
     def together(self, action: Callable[[], R]) -> R:
         """`action` on every process; where one fails, all do, with its message. They must not talk in it."""
-        return action()
 
     def settle(self, settings: EngineSettings) -> None:
         """From now on do as the settings say."""
 
     def engine(self, graph: Graph) -> Engine:
+        """This process's part of the agents."""
+
+
+class Alone:
+    """One process owns everything."""
+
+    rank, restarts, job = 0, 0, ""
+
+    def gather(self, values: Sequence[T]) -> list[T]:
+        return list(values)
+
+    def together(self, action: Callable[[], R]) -> R:
+        return action()
+
+    def settle(self, settings: EngineSettings) -> None:
+        pass
+
+    def engine(self, graph: Graph) -> Engine:
         return Local(graph)
 
 
-class Ranks(Alone):
+class Ranks:
     """Several processes, joined by torch.distributed. Plain values travel as JSON over gloo."""
 
     def __init__(self, here: Place):
@@ -131,7 +149,7 @@ class Ranks(Alone):
 
     def settle(self, settings: EngineSettings) -> None:
         timeout = timedelta(seconds=settings.timeout)
-        on_gpu = torch.device(settings.device).type == "cuda"
+        on_gpu = settings.device.startswith("cuda") and torch.cuda.is_available()  # if it is not, `prepare` says so
         if on_gpu:
             torch.cuda.set_device(self._local_rank)  # "cuda" then means this one
         with contact():
@@ -145,7 +163,7 @@ class Ranks(Alone):
 
 
 @contextmanager
-def joined() -> Iterator[Alone]:
+def joined() -> Iterator[Processes]:
     """The processes of this run, together until the block ends."""
     here = place()
     if here is None:
