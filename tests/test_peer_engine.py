@@ -65,19 +65,21 @@ def test_what_a_lost_neighbour_did_not_send_is_replaced_by_the_own_row() -> None
     assert engine.lost == {}
 
 
-LAST = 10
+T, MEMBERS, LAST = 4, 5, 100
 
 
 @pytest.mark.parametrize(
     ("present", "behind", "ahead", "without_us", "finished", "pending", "jump"),
     [
         ([0, 1], [], {}, {}, [], [], None),
-        ([], [], {0: 7, 1: 8}, {}, [], [], 8),  # all are ahead
-        ([0], [], {1: 7}, {}, [], [], 7),  # one of two
-        ([0], [2], {1: 7}, {}, [], [], None),  # one of three may be a liar
-        ([], [], {1: 7}, {}, [], [0], None),  # nothing is known of the other yet
+        ([], [], {0: 7, 1: 8}, {}, [], [], 7),  # nobody is here: to the nearest
+        ([0], [], {1: 7}, {}, [], [], None),  # one is here: the other is near, and waits for us
+        ([], [0], {1: 7}, {}, [], [], None),  # or one is on its way here
+        ([0], [], {1: 50}, {}, [], [], 50),  # one of two is far ahead, and does not wait
+        ([0], [2], {1: 50}, {}, [], [], None),  # one of three may be a liar
+        ([], [], {1: 50}, {}, [], [0], None),  # nothing is known of the other yet
         ([], [], {1: 10**8}, {}, [], [], LAST + 1),
-        ([], [], {}, {0: 5, 1: 6}, [], [], 6),  # they began without us
+        ([], [], {}, {0: 5, 1: 6}, [], [], 5),  # they began without us
         ([0], [], {}, {1: 5}, [], [], None),  # but one is here
         ([], [], {}, {}, [0, 1], [], LAST + 1),
         ([0], [], {}, {}, [1], [], None),  # who has finished early does not end it for others
@@ -93,11 +95,16 @@ def test_when_to_go_where_the_others_are(
     pending: list[int],
     jump: int | None,
 ) -> None:
-    roll = Roll(set(pending))
+    roll = Roll(T, MEMBERS, set(pending))
     roll.present, roll.behind, roll.finished = set(present), set(behind), set(finished)
     roll.ahead, roll.without_us, roll.later = set(ahead), set(without_us), {**ahead, **without_us}
     neighbours = len({*present, *behind, *ahead, *without_us, *finished, *pending})
     assert roll.jump(neighbours, LAST) == jump
+
+
+def test_who_is_far_behind_is_not_waited_for() -> None:
+    roll = Roll(50, MEMBERS, {1})
+    assert [roll.worth_waiting(at) for at in (50, 45, 44, 3)] == [True, True, False, False]
 
 
 def test_a_node_tells_each_where_it_stands() -> None:

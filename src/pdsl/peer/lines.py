@@ -16,6 +16,8 @@ from pdsl.peer.plan import Plan
 from pdsl.peer.roll import AloneError, Outcome, Roll
 from pdsl.peer.wire import MODEL, Answer, Header, RefusedError, Request, decode, split
 
+BREATH = 0.01  # seconds before asking again one that says 'wait': it should have held that back for a while itself
+
 
 class Lines:
     """What a peer asks of its neighbours in a round."""
@@ -28,9 +30,8 @@ class Lines:
         """Who is there for round t, or the later round at which the others are."""
         node = self._node
         node.gather(t)
-        roll = Roll(
-            pending={j for j in self._calls.neighbours if j not in node.away and not (t > 1 and self._calls.silent(j))}
-        )
+        gone = {j for j in self._calls.neighbours if j in node.away or (t > 1 and self._calls.silent(j))}
+        roll = Roll(t, len(self._plan.members), pending=set(self._calls.neighbours) - gone)
         callers = [asyncio.create_task(self._call_on(j, t, roll)) for j in self._calls.neighbours]
         began = time.monotonic()
         node.waiting = True
@@ -70,7 +71,7 @@ class Lines:
                 now = time.monotonic()
                 gone = now - max(began, self._node.heard[j]) > patience
                 if j in roll.pending and (gone or now - began > max(patience, self._conduct.deadline)):
-                    roll.pending.discard(j)
+                    roll.give_up(j)
                     self._lose(j, "silent" if gone else "late")
                 await asyncio.sleep(PAUSE)
             elif answer.state == "here":
@@ -78,10 +79,13 @@ class Lines:
                 self._node.wake()
                 return
             elif answer.state == "wait":
-                roll.behind.add(j)
-                if j in roll.pending and self._calls.late(j, began):
-                    roll.pending.discard(j)
-                    self._lose(j, "late")
+                near = roll.worth_waiting(answer.round)
+                if j in roll.pending and near and not self._calls.late(j, began):
+                    roll.behind.add(j)
+                elif j in roll.pending:
+                    roll.give_up(j)
+                    self._lose(j, "late" if near else "far behind")
+                await asyncio.sleep(BREATH)
             else:
                 roll.pending.discard(j)
                 {"out": roll.without_us, "ahead": roll.ahead, "finished": roll.finished}[answer.state].add(j)
@@ -124,6 +128,7 @@ class Lines:
             if answer.state != "wait" or self._calls.late(j, began):
                 self._lose(j, "late" if answer.state == "wait" else answer.state)
                 return None
+            await asyncio.sleep(BREATH)
 
     async def models(self) -> list[Tensor]:
         """The models of those neighbours that give theirs: a start for one who has lost its own."""

@@ -19,7 +19,10 @@ class Outcome(NamedTuple):
 class Roll:
     """A roll call while it lasts."""
 
-    def __init__(self, pending: set[int]):
+    def __init__(self, t: int, members: int, pending: set[int]):
+        self._t = t
+        # Without one who is away a ring is a line, whose ends may come to be as many rounds apart as it has members.
+        self._near = members
         self.pending = pending  # whom to wait for
         self.present: set[int] = set()
         self.behind: set[int] = set()  # alive, and not there yet
@@ -28,18 +31,31 @@ class Roll:
         self.finished: set[int] = set()
         self.later: dict[int, int] = {}  # the next round in which each of these can be met
 
-    def jump(self, neighbours: int, last: int) -> int | None:
-        """The round to go to, if this one is over for us.
+    def give_up(self, j: int) -> None:
+        """Wait for j no longer in this round."""
+        self.pending.discard(j)
+        self.behind.discard(j)
 
-        It is if at least half of those heard from are beyond it: with more neighbours than two, one liar is not half.
-        It is too if nobody is left to run it with. When all have finished, there is none.
+    def worth_waiting(self, at: int) -> bool:
+        """Whether one who is in round `at` will be here soon; from further back it has to jump."""
+        return self._t - at <= self._near
+
+    def jump(self, neighbours: int, last: int) -> int | None:
+        """The round to go to, if this one is over for us; None to stay.
+
+        Those who are a little ahead wait for us, so that we stay with whoever is here, and with nobody here go to the
+        nearest. Those who are far ahead do not: if they are at least half of all who were heard from, we go to them.
+        With more neighbours than two, one liar is not half.
         """
         elsewhere = self.ahead | self.without_us | self.finished
         heard = self.present | self.behind | elsewhere
+        if not self.pending <= heard:
+            return None
         if self.finished and len(self.finished) == neighbours:
             return last + 1
-        if self.ahead and self.pending <= heard and 2 * len(self.ahead) >= len(heard - self.finished):
-            return min(max(self.later[j] for j in self.ahead), last + 1)
-        if len(elsewhere) == neighbours:
-            return min(max(self.later[j] for j in elsewhere - self.finished), last + 1)
+        far = [self.later[j] for j in self.ahead if self.later[j] - self._t > self._near]
+        if far and 2 * len(far) >= len(heard - self.finished):
+            return min(*far, last + 1)
+        if (self.ahead or len(elsewhere) == neighbours) and not self.present | self.behind:
+            return min(*(self.later[j] for j in self.ahead | self.without_us), last + 1)
         return None
