@@ -133,10 +133,13 @@ def test_a_node_tells_each_where_it_stands() -> None:
         node.gather(4)
         assert await fetch(1, 3, 0) == "to 1"  # who is slower still gets the last round's
         assert await fetch(1, 3, 1) == "ahead" and await fetch(2, 3, 0) == "ahead"
+        node.gather(6)  # the others were ahead
+        assert await fetch(1, 3, 0) == "to 1" and await fetch(1, 4, 0) == await fetch(1, 5, 0) == "ahead"
+        node.gather(7)
         node.begin([1])
         node.drop(1)
-        assert await fetch(1, 4, 0) == "out"
+        assert await fetch(1, 7, 0) == "out"
         node.finish()
-        assert await hello(1, 5) == "finished" and await fetch(1, 5, 0) == "finished"
+        assert await hello(1, 8) == "finished" and await fetch(1, 8, 0) == "finished"
 
     asyncio.run(story())

@@ -36,8 +36,9 @@ class Node:
         self._changed = asyncio.Event()
 
     def gather(self, t: int) -> None:
-        """Begin the roll call of round t. The messages of the round before stay for those who still need them."""
-        self._last = (self.round, self.present, self._messages)
+        """Begin the roll call of round t. The messages of our last round stay for those who still need them."""
+        if self._messages:
+            self._last = (self.round, self.present, self._messages)
         self.round, self.gathering, self.present, self._messages = t, True, frozenset(), {}
         self.arrived, self._fetched = set(), set()
         self.wake()
@@ -104,7 +105,7 @@ class Node:
         number, present, messages = (self.round, self.present, self._messages) if current else self._last
         if t > self.round or (current and self.gathering):
             return WORDS + self._answer("finished").encode() if self.finished else None
-        if t < number or (not current and (phase, j) not in messages):
+        if t != number or (not current and (phase, j) not in messages):
             return WORDS + self._answer("ahead").encode()
         if j not in present:
             return WORDS + self._answer("out").encode()
