@@ -29,6 +29,7 @@ class Node:
         self.arrived: set[int] = set()  # called while we were calling
         self.away: set[int] = set()  # alive, but too late to be waited for until they call
         self.heard: dict[int, float] = dict.fromkeys(self.neighbours, time.monotonic())
+        self.asked: dict[int, int] = dict.fromkeys(self.neighbours, 0)  # the last round that each asked about
         self.model: bytes | None = None  # for one who comes back with nothing
         self._messages: dict[tuple[int, int], bytes] = {}  # (phase, receiver)
         self._last: tuple[int, frozenset[int], dict[tuple[int, int], bytes]] = (0, frozenset(), {})
@@ -61,8 +62,9 @@ class Node:
         self.finished = True
         self.wake()
 
-    def sign_of_life(self, j: int) -> None:
+    def sign_of_life(self, j: int, t: int = 0) -> None:
         self.heard[j] = time.monotonic()
+        self.asked[j] = t or self.asked[j]
 
     def fetched_all(self, j: int) -> bool:
         """Whether j has everything of this round that is for it."""
@@ -70,7 +72,7 @@ class Node:
 
     async def hello(self, j: int, t: int) -> Answer:
         """j asks whether we are there for round t; for round 0, only how we are."""
-        self.sign_of_life(j)
+        self.sign_of_life(j, t)
         if 0 < t >= self.round:
             self.away.discard(j)
         until = time.monotonic() + self.poll
@@ -88,7 +90,7 @@ class Node:
 
     async def fetch(self, j: int, t: int, phase: int) -> bytes:
         """j asks for our message to it of a phase of round t."""
-        self.sign_of_life(j)
+        self.sign_of_life(j, t)
         if phase == MODEL:
             return WORDS + self._answer("wait").encode() if self.model is None else VECTOR + self.model
         until = time.monotonic() + self.poll

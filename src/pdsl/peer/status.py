@@ -68,7 +68,7 @@ class Reporter:
                     "name": neighbour.name,
                     "state": neighbour.state,
                     "in_round": j in node.present,
-                    "round": neighbour.at[0],
+                    "round": max(neighbour.at[0], node.asked[j]),  # by its own words or questions
                     "heard_seconds_ago": round(now - node.heard[j], 1),
                 }
                 for j, neighbour in self._transport.calls.neighbours.items()
