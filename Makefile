@@ -2,11 +2,12 @@
 # make test   lint, types, all tests
 # make bench  speed, as ratios measured in one run
 # make docs   the manual as a site, in site/
+# make soak   peers under faults, for a quarter of an hour; make fuzz: bytes from outside, for ten minutes
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 export OMP_NUM_THREADS := 1
 
-.PHONY: run test check lint types unit browser bench docs clean
+.PHONY: run test check lint types unit browser bench docs soak fuzz clean
 
 run: $(VENV)/installed
 	$(VENV)/bin/pdsl run
@@ -35,6 +36,12 @@ bench: $(VENV)/installed
 
 docs: $(VENV)/installed-docs
 	$(VENV)/bin/mkdocs build --strict
+
+soak: $(VENV)/installed-dev
+	$(PYTHON) benchmarks/soak.py
+
+fuzz: $(VENV)/installed-dev
+	$(PYTHON) benchmarks/fuzz.py
 
 $(VENV)/bin/python:
 	python3 -m venv $(VENV)

@@ -175,7 +175,7 @@ def test_our_number_stands_beside_the_papers(whole: Whole) -> None:
     tex = (folder / "total/table1.tex").read_text().splitlines()
     assert {line.count("&") for line in tex if "shortstack" in line} == {10}
     assert sum("shortstack" in line for line in tex) == 15
-    page = ET.fromstring((folder / "total/table1.html").read_text().split("</header>")[1].split("<div id=")[0])
+    page = ET.fromstring((folder / "total/table1.html").read_text().split("</header>")[1].split("<footer")[0])
     assert ["0.817", f"{summary['accuracy']:.3f}"] in [[s.text for s in td.iter("span")][:2] for td in page.iter("td")]
     assert {path.name for path in (folder / "kept/total").iterdir()} == {
         "table1.md",

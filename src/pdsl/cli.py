@@ -18,6 +18,7 @@ from typer.core import TyperCommand
 
 from pdsl.compare.plan import GRID, REFERENCE
 from pdsl.errors import ContactError, PdslError
+from pdsl.peer.commands import app as peer_app
 from pdsl.privacy import calculator
 from pdsl.theory import command as theory
 
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sets: which are here, and fetching them.")
 app.add_typer(data_app, name="data")
+app.add_typer(peer_app, name="peer")
 
 Assignments = Annotated[
     list[str],

@@ -90,7 +90,7 @@ def load(path: Path | None, assignments: Sequence[str] = (), base: Mapping[str, 
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as e:
             raise PdslError(f"{path}: no such config file; 'pdsl config > {path}' writes one with the defaults") from e
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
+        except (OSError, ValueError, RecursionError) as e:  # the last two: no text, no TOML, or brackets without end
             raise PdslError(f"{path}: not a readable TOML file: {e}; 'pdsl config' prints one") from e
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
@@ -119,7 +119,7 @@ def _parsed(text: str) -> object:
     """A TOML value where the text is one, a plain string otherwise: graph.kind=ring needs no quotes."""
     try:
         return tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 

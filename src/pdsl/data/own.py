@@ -43,6 +43,23 @@ def load_npz(settings: DataSettings, streams: Streams, agents: int | None = None
     return _assembled(settings.name, train, owner, test, validation, settings.test_fraction, streams)
 
 
+def load_records(path: Path) -> Records:
+    """One owner's records, from a file with x and y."""
+    return _named_records(_read(_there(path), {"x", "y"}), "", path)
+
+
+def load_public(path: Path) -> tuple[Records, Records]:
+    """The test set and Q, from a file with x_test, y_test, x_validation and y_validation."""
+    arrays = _read(_there(path), {"x_test", "y_test", "x_validation", "y_validation"})
+    return _named_records(arrays, "_test", path), _named_records(arrays, "_validation", path)
+
+
+def _there(path: Path) -> Path:
+    if not path.is_file():
+        raise PdslError(f"there is no {path}; write it with numpy.savez")
+    return path
+
+
 def from_python(data: object, streams: Streams, test_fraction: float = 0.2) -> Data:
     """Data from tensors, arrays or map-style Datasets of (input, label) items.
 

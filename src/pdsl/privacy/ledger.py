@@ -98,7 +98,7 @@ class Ledger:
             accounts = tuple(tuple(_entry(e) for e in agent["entries"]) for agent in agents)
             peers = tuple(tuple(edge["to"] for edge in agent["edges"]) for agent in agents)
             return cls(stored["delta"], stored["budget"], peers, accounts)
-        except (ValueError, KeyError, TypeError, AttributeError) as e:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
             raise PdslError(
                 f"{where}: the ledger is damaged ({e}), so what was spent is not known; the run cannot go on"
             ) from e

@@ -1,0 +1,186 @@
+"""What the wire costs: a ring round over mutual TLS and over plain gRPC, and beside the computing of a round.
+
+    python benchmarks/wire.py [--rounds 30]
+
+Four processes on a ring exchange what a PDSL round has: a roll call, then four phases of one vector to each neighbour.
+Plain gRPC is here alone, for the comparison: peers have no such mode. Then the same with vectors of the MNIST network,
+with the ledger, the log, the row and the checkpoint on disk, against what one agent computes in a round.
+"""
+
+import argparse
+import json
+import multiprocessing as mp
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+PEERS, PHASES, WARM = 4, 4, 3
+
+
+def plain(own_name: str) -> None:
+    """Take TLS away, in this process: a caller says who it is and is believed."""
+    from pdsl.peer import tls
+    from pdsl.peer.server import Server
+
+    def channel(grpc: Any, own: Any, name: str, address: str, pinned: list[str], most_bytes: int) -> Any:
+        options = [("grpc.max_receive_message_length", most_bytes), ("grpc.primary_user_agent", own_name)]
+        return grpc.aio.insecure_channel(address, options=options)
+
+    def server(grpc: Any, neighbours: int) -> Any:
+        made = grpc.aio.server()
+        made.add_secure_port = lambda listen, credentials: made.add_insecure_port(listen)
+        return made
+
+    def caller(self: Any, context: Any) -> int:
+        agent = dict(context.invocation_metadata())["user-agent"]
+        return int(self._names[agent.split()[0]])
+
+    tls.channel, tls.server, Server._caller = channel, server, caller  # type: ignore[method-assign]
+
+
+def peer(folder: str, d: int, rounds: int, secure: bool, durable: bool, times: Any) -> None:
+    """One process: rounds of talk; puts the seconds of each, by the clock and of this process's work."""
+    torch.set_num_threads(1)
+    from pdsl.algorithms import PDSL
+    from pdsl.checkpoints import Checkpoint
+    from pdsl.peer.account import Account
+    from pdsl.peer.events import Events
+    from pdsl.peer.identity import Identity
+    from pdsl.peer.join import joined
+    from pdsl.peer.sent import SentLog
+    from pdsl.peer.transport import Loop, Transport
+    from pdsl.privacy import Mechanism
+    from pdsl.runs import RunDirectory
+
+    own = Identity.load(Path(folder))
+    if not secure:
+        plain(own.card.name)
+    plan = joined(own)
+    transport = Transport(Loop(), own, plan, Events(own.folder / "events.jsonl"), d)
+    transport.start()
+    v = torch.randn(d)
+    run = RunDirectory.create(own.folder / "run", "", {})
+    log = SentLog(own.folder / "run" / "sent-1.log")
+    account = Account(1e-5, 8.0, Mechanism(1.0, 0.01, 3, rate=0.01), PDSL(), 100, {})
+    taken = []
+    for t in range(1, rounds + 1):
+        start, worked = time.monotonic(), time.process_time()
+        present = transport.roll_call(t).present
+        if durable:
+            account = account.charged(t, 1, present)
+            run.write("ledger.json", account.to_json([card.name for card in plan.members], transport.me).encode())
+            log.record({(t, 0, 0, j): "0" * 64 for j in range(3)})
+        for phase in range(PHASES):
+            assert len(transport.exchange(t, phase, dict.fromkeys(present, v))) == len(present) == 2
+        if durable:
+            run.append({"round": t})
+            run.save(Checkpoint(t, {"x": v[None], "u": v.clone()[None]}, 0.0))
+            run.prune()
+        taken.append((time.monotonic() - start, time.process_time() - worked))
+    transport.farewell()
+    times.put(taken[WARM:])
+    transport.stop()
+
+
+def talk(d: int, rounds: int, secure: bool, durable: bool = False) -> tuple[float, float]:
+    """Median seconds of a round of talk: by the clock, and of one peer's work."""
+    from benchmarks.soak import free_ports, settle
+
+    context = mp.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="pdsl-wire-") as folder:
+        addresses = [f"127.0.0.1:{port}" for port in free_ports(PEERS)]
+        settle(Path(folder), addresses, ["model.name=softmax", f"rounds={rounds}"], {"silence": 60.0})
+        times = context.Queue()
+        processes = [
+            context.Process(target=peer, args=(f"{folder}/org-{i}", d, rounds, secure, durable, times))
+            for i in range(PEERS)
+        ]
+        for process in processes:
+            process.start()
+        taken = [seconds for _ in processes for seconds in times.get(timeout=600)]
+        for process in processes:
+            process.join()
+    return statistics.median(t for t, _ in taken), statistics.median(w for _, w in taken)
+
+
+class Echo:
+    """An engine with a neighbourhood of three that sends nothing: what is left is computing."""
+
+    writes = True
+
+    def __init__(self, graph: Any):
+        self.agents = range(1)
+        self.receiver, self.sender = torch.zeros(3, dtype=torch.int64), torch.arange(3)
+        self.omega, self.offsets = torch.full((3,), 1 / 3, dtype=torch.float64), [0, 3]
+        self.messages = self.bytes = self.across = 0
+
+    def deliver(self, x: torch.Tensor) -> torch.Tensor:
+        return x[0] + torch.tensor([0.0, 1e-3, -1e-3])[:, None]  # no two models alike, or one gradient would do
+
+    def reply(self, v: torch.Tensor) -> torch.Tensor:
+        return v
+
+    def mix(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def gather(self, values: Any) -> list[Any]:
+        return list(values)
+
+    def mean(self, x: torch.Tensor) -> torch.Tensor:
+        return x[0].double()
+
+
+def compute(rounds: int) -> tuple[float, float, int]:
+    """Median seconds, by the clock and of work, that one of ten agents of examples/mnist-ring-private.toml computes in
+    a round; and parameters."""
+    from pdsl.config import load
+    from pdsl.parallel import Workers
+    from pdsl.train import apparatus, first_state, prepare
+
+    example = Path(__file__).resolve().parent.parent / "examples" / "mnist-ring-private.toml"
+    e = prepare(load(example, ["privacy.randomness=system"]), engine=Echo)
+    taken = []
+    with Workers(1) as workers:
+        parts, state = apparatus(e, workers), first_state(e)
+        for t in range(1, rounds + 1):
+            start, worked = time.monotonic(), time.process_time()
+            state, _ = e.config.algorithm.step(state, parts.round(t))
+            taken.append((time.monotonic() - start, time.process_time() - worked))
+    seconds, work = (statistics.median(column) for column in zip(*taken[1:], strict=True))
+    return seconds, work, e.network.d
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=30)
+    rounds = parser.parse_args().rounds
+    os.environ["OMP_NUM_THREADS"] = "1"
+    d = 250_000  # 1 MB
+    (over_tls, tls_work), (in_the_clear, plain_work) = talk(d, rounds, secure=True), talk(d, rounds, secure=False)
+    computing, compute_work, parameters = compute(6)
+    talking, talk_work = talk(parameters, rounds, secure=True, durable=True)
+    result: dict[str, Any] = {
+        "round_of_1_mb_over_tls_seconds": round(over_tls, 4),
+        "round_of_1_mb_plain_seconds": round(in_the_clear, 4),
+        "tls_over_plain": round(over_tls / in_the_clear, 2),
+        "tls_over_plain_work": round(tls_work / plain_work, 2),
+        "mnist_cnn_parameters": parameters,
+        "mnist_cnn_compute_seconds": round(computing, 4),
+        "mnist_cnn_peer_mode_seconds": round(talking, 4),
+        "overhead": round(talking / computing, 3),
+        "overhead_work": round(talk_work / compute_work, 3),  # does not depend on what else the machine does
+    }
+    result["kept"] = {"within 3 times of plain": over_tls <= 3 * in_the_clear, "at most 20 %": talking <= computing / 5}
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""What one organisation has sent and spent: a charge per round and incarnation, with the neighbours that were there.
+
+A round is charged before anything of it leaves, for its own noisy message and one to each neighbour that answered the
+roll call. A neighbour that is lost later has been charged for; a round that is run again, after a crash and with others
+present, is charged for all of both times.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from pdsl.algorithms import Algorithm
+from pdsl.errors import PdslError
+from pdsl.privacy import Ledger, Mechanism, epsilon
+from pdsl.privacy.ledger import Entry
+
+Charges = Mapping[tuple[int, int], frozenset[int]]  # (round, incarnation): the neighbours
+
+
+@dataclass(frozen=True)
+class Account:
+    """Immutable: `charged` gives the next one."""
+
+    delta: float
+    budget: float
+    mechanism: Mechanism  # of a round in which all neighbours are there
+    algorithm: Algorithm
+    planned: int  # rounds
+    charges: Charges
+
+    def charged(self, t: int, incarnation: int, peers: frozenset[int]) -> "Account":
+        before = self.charges.get((t, incarnation), frozenset())
+        return replace(self, charges={**self.charges, (t, incarnation): before | peers})
+
+    def of(self, peers: frozenset[int]) -> Mechanism:
+        """What leaves in a round with these neighbours: the noise is the same whoever is there."""
+        release = self.algorithm.releases(1 + len(peers))
+        return replace(self.mechanism, messages=release.messages, steps=release.steps, seen=release.seen)
+
+    @cached_property
+    def epsilon(self) -> float:
+        """Total ε of everything sent."""
+        counts = Counter(self.of(peers) for peers in self.charges.values())
+        return epsilon(tuple(counts.items()), self.delta)
+
+    @property
+    def within_budget(self) -> bool:
+        """A part of what was planned costs no more than all of it, so that mostly nothing has to be computed."""
+        if len(self.charges) <= self.planned and self._of_the_plan <= self.budget:
+            return True
+        return self.epsilon <= self.budget
+
+    @property
+    def _of_the_plan(self) -> float:
+        """ε of all planned rounds, with everybody there."""
+        return epsilon(((self.mechanism, self.planned),), self.delta)
+
+    @property
+    def rounds(self) -> int:
+        """The last round charged."""
+        return max((t for t, _ in self.charges), default=0)
+
+    @property
+    def incarnation(self) -> int:
+        return max((incarnation for _, incarnation in self.charges), default=1)
+
+    def rounds_of(self, incarnation: int) -> list[int]:
+        return sorted(t for t, of in self.charges if of == incarnation)
+
+    def as_ledger(self, me: int) -> Ledger:
+        """The same as a run's ledger of one agent, for summaries and statements."""
+        entries = tuple(Entry(t, t, self.of(peers)) for (t, _), peers in sorted(self.charges.items()))
+        everyone = frozenset({me}).union(*self.charges.values())
+        return Ledger(self.delta, self.budget, (tuple(sorted(everyone)),), (entries,))
+
+    def to_json(self, names: list[str], me: int) -> str:
+        """For the file: every charge, and how many noisy messages went to whom."""
+        sent: Counter[int] = Counter({me: 0})
+        for peers in self.charges.values():
+            steps = self.of(peers).steps
+            sent.update(dict.fromkeys((*peers, me), steps))
+        return json.dumps(
+            {
+                "name": names[me],
+                "delta": self.delta,
+                "budget": self.budget,
+                "mechanism": asdict(self.mechanism),
+                "charges": [
+                    [t, incarnation, sorted(peers)] for (t, incarnation), peers in sorted(self.charges.items())
+                ],
+                "messages": {names[j]: count for j, count in sorted(sent.items())},
+            }
+        )
+
+    def read(self, content: bytes, where: str) -> "Account":
+        """The account as it was written, with the noise that it was written with; PdslError if it is damaged."""
+        try:
+            stored: dict[str, Any] = json.loads(content)
+            mechanism = Mechanism(**stored["mechanism"])
+            charges = {(int(t), int(n)): frozenset(int(j) for j in peers) for t, n, peers in stored["charges"]}
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
+            raise PdslError(f"{where} is damaged, so what was spent is not known; restore it from a copy") from e
+        return replace(self, mechanism=mechanism, charges=charges)

@@ -1,0 +1,80 @@
+"""deliver, reply and mix between organisations: this process owns one agent, and the others are on the network.
+
+Who is in a round is settled by its roll call, before the algorithm starts: the edges are those to the neighbours that
+are there, and the weight of the others goes to the agent itself. If both ends of every missing edge agree on that, the
+mixing matrix of the round is symmetric and doubly stochastic still.
+
+A neighbour that is lost in the middle of a round leaves its edge behind, so that an algorithm never sees edges come and
+go within a step: what it did not send is replaced by the agent's own row, its own model, gradient or momentum. So its
+weight goes to the agent itself here too. The other end may see it differently until the round is over; the row says so.
+"""
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pdsl.engine.base import T, weighted_sum
+from pdsl.graph import Graph
+from pdsl.peer.transport import Transport
+
+
+class Peer:
+    """The engine of one organisation. It keeps its own account: what others measure stays with them."""
+
+    writes = True
+
+    def __init__(self, graph: Graph, transport: Transport):
+        self._transport = transport
+        self._me = me = transport.me
+        a, b = int(graph.offsets[me]), int(graph.offsets[me + 1])
+        self._weights = {int(j): float(w) for j, w in zip(graph.sender[a:b], graph.omega[a:b], strict=True)}
+        self.agents = range(me, me + 1)
+        self.messages = self.bytes = self.across = 0
+        self.lost: dict[int, int] = {}  # neighbour: phase in which it was lost in this round
+        self.begin(0, frozenset(self._weights) - {me})
+
+    def begin(self, t: int, present: frozenset[int]) -> None:
+        """Round t, with these neighbours."""
+        self._t, self._phase = t, 0
+        self._there = set(present)
+        self.lost = {}
+        self.waited = 0.0  # seconds in which this round was with the network
+        members = sorted({*present, self._me})
+        absent = sum(w for j, w in self._weights.items() if j not in members)
+        weights = [self._weights[j] + (absent if j == self._me else 0.0) for j in members]
+        self.sender = torch.tensor(members)
+        self.receiver = torch.full_like(self.sender, self._me)
+        self.omega = torch.tensor(weights, dtype=torch.float64)
+        self.offsets = [0, len(members)]
+
+    def deliver(self, x: Tensor) -> Tensor:
+        return self._exchanged(dict.fromkeys(self._there, x[0]), x[0])
+
+    def reply(self, v: Tensor) -> Tensor:
+        rows = dict(zip(self.sender.tolist(), v, strict=True))
+        return self._exchanged({j: rows[j] for j in self._there}, rows[self._me])
+
+    def mix(self, x: Tensor) -> Tensor:
+        return weighted_sum(self.deliver(x), self.omega.tolist())[None]
+
+    def gather(self, values: Sequence[T]) -> list[T]:
+        return list(values)
+
+    def mean(self, x: Tensor) -> Tensor:
+        return x[0].double()
+
+    def _exchanged(self, rows: dict[int, Tensor], own: Tensor) -> Tensor:
+        """A row per edge: what each neighbour sent, the own row for oneself and for those that are lost."""
+        phase, self._phase = self._phase, self._phase + 1
+        start = time.monotonic()
+        got = self._transport.exchange(self._t, phase, rows)
+        self.waited += time.monotonic() - start
+        self.messages += len(rows)
+        self.bytes += sum(row.numel() * row.element_size() for row in rows.values())
+        self.across = self.bytes
+        for j in self._there - set(got):
+            self._there.discard(j)
+            self.lost[j] = phase
+        return torch.stack([got[j].to(own.device) if j in got else own for j in self.sender.tolist()])

@@ -1,0 +1,102 @@
+"""How a peer is doing: the running process writes it down every second, anybody in the folder may read it."""
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from pdsl.peer.events import Events
+from pdsl.peer.join import RUN
+from pdsl.peer.plan import Plan
+from pdsl.peer.transport import Transport
+from pdsl.runs import Row, RunDirectory
+
+STATUS = "status.json"
+EVERY = 1.0  # seconds
+STALE = 5.0  # seconds after which nobody is writing any more
+
+
+class Reporter:
+    """Writes the status of a running peer until it is stopped."""
+
+    def __init__(self, directory: RunDirectory, plan: Plan, me: int, transport: Transport, events: Events):
+        self._path = directory.path / STATUS
+        self._plan, self._me, self._transport, self._events = plan, me, transport, events
+        self.row: Row = {}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pdsl status", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+        self._write(running=False)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(EVERY):
+            self._write(running=True)
+
+    def _write(self, running: bool) -> None:
+        aside = self._path.with_suffix(".part")
+        try:
+            aside.write_text(json.dumps(self._status(running), ensure_ascii=False), encoding="utf-8")
+            aside.replace(self._path)
+        except OSError:
+            self._events.counts["status not written"] += 1  # a full disk is found out where it matters
+
+    def _status(self, running: bool) -> dict[str, Any]:
+        node, now = self._transport.node, time.monotonic()
+        return {
+            "time": time.time(),
+            "pid": os.getpid(),
+            "running": running,
+            "name": self._plan.members[self._me].name,
+            "plan": self._plan.hash,
+            "round": node.round,
+            "rounds": self._plan.config.rounds,
+            "doing": "looking who is there" if node.gathering else "waiting" if node.waiting else "computing",
+            "accuracy": self.row.get("accuracy"),
+            "epsilon": self.row.get("epsilon"),
+            "budget": self._plan.config.privacy.budget,
+            "refused": self._events.counts["refused"],
+            "neighbours": [
+                {
+                    "name": neighbour.name,
+                    "state": neighbour.state,
+                    "in_round": j in node.present,
+                    "round": max(neighbour.at[0], node.asked[j]),  # by its own words or questions
+                    "heard_seconds_ago": round(now - node.heard[j], 1),
+                }
+                for j, neighbour in self._transport.calls.neighbours.items()
+            ],
+        }
+
+
+def read_status(folder: Path) -> dict[str, Any] | None:
+    """What the peer of this folder wrote last; None if it never ran. `running` is false if it writes no more."""
+    try:
+        status: dict[str, Any] = json.loads((folder / RUN / STATUS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    status["running"] = bool(status["running"]) and time.time() - status["time"] < STALE
+    return status
+
+
+def status_table(statuses: list[dict[str, Any]]) -> Table:
+    """A row for each peer, and one for each neighbour where there is but one peer."""
+    table = Table("peer", "round", "what it does", "accuracy", "ε", "refused", header_style="bold")
+    for s in statuses:
+        doing = s["doing"] if s["running"] else "not running"
+        accuracy = "" if s["accuracy"] is None else f"{s['accuracy']:.4f}"
+        spent = "" if s["epsilon"] is None else f"{s['epsilon']:.4g} of {s['budget']:g}"
+        table.add_row(s["name"], f"{s['round']} of {s['rounds']}", doing, accuracy, spent, str(s["refused"]))
+        if len(statuses) == 1:
+            for n in s["neighbours"]:
+                heard = f"heard {n['heard_seconds_ago']:g} s ago"
+                there = "in the round" if n["in_round"] else "not in the round"
+                table.add_row(f"  ↔ {n['name']}", str(n["round"]), f"{n['state']}, {there}, {heard}")
+    return table

@@ -1,0 +1,169 @@
+"""Noise is used once: the log, incarnations, and an account that equals what was sent."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdsl.algorithms import ALGORITHMS, PDSL
+from pdsl.errors import PdslError
+from pdsl.parallel import Workers
+from pdsl.peer.account import Account
+from pdsl.peer.events import Events
+from pdsl.peer.secrets import incarnate, key_file, log_file
+from pdsl.peer.sent import ConflictError, DamagedError, LoggedNoise, SentLog
+from pdsl.privacy import Mechanism, Noise, epsilon
+from pdsl.randomness import SecretStreams
+from tests.refusals import refused
+
+MECHANISM = Mechanism(sigma=0.05, sensitivity=1 / 64, messages=3, rate=0.1)
+
+
+def account(algorithm: str = "pdsl") -> Account:
+    return Account(1e-5, 8.0, MECHANISM, ALGORITHMS[algorithm](), 100, {})
+
+
+def noisy(log: SentLog, g: torch.Tensor, t: int = 1, key: bytes = bytes(32)) -> torch.Tensor:
+    """Agent 0's messages to itself and to 1 and 2."""
+    with Workers(1) as workers:
+        noise = LoggedNoise([0.05], SecretStreams(0, key), workers, log)
+        return noise.add(t, torch.zeros(3, dtype=torch.int64), torch.arange(3), g)
+
+
+def test_the_same_gradients_again_give_the_same_bytes_and_others_give_nothing(tmp_path: Path) -> None:
+    g = torch.arange(12.0).reshape(3, 4)
+    log = SentLog(tmp_path / "sent")
+    first = noisy(log, g)
+    with Workers(1) as workers:
+        plain = Noise([0.05], SecretStreams(0, bytes(32)), workers).add(1, torch.zeros(3).long(), torch.arange(3), g)
+    assert torch.equal(first, plain)
+    size = (tmp_path / "sent").stat().st_size
+    log.close()
+    log = SentLog(tmp_path / "sent")  # after a crash
+    assert torch.equal(noisy(log, g), first)
+    other = g.clone()
+    other[2, 0] += 1e-3  # a neighbour that asks for another model's gradient
+    with pytest.raises(ConflictError, match="agent 2"):
+        noisy(log, other)
+    assert (tmp_path / "sent").stat().st_size == size
+    noisy(log, other, t=2)
+    assert sorted(log.draws) == [(t, 0, 0, j) for t in (1, 2) for j in range(3)]
+
+
+def test_a_line_that_a_crash_cut_off_never_left(tmp_path: Path) -> None:
+    g = torch.ones(3, 4)
+    log = SentLog(tmp_path / "sent")
+    noisy(log, g)
+    content = (tmp_path / "sent").read_bytes()
+    (tmp_path / "sent").write_bytes(content + b'[2, 0, 0, 1, "ab')
+    log = SentLog(tmp_path / "sent")
+    assert (tmp_path / "sent").read_bytes() == content
+    noisy(log, 2 * g, t=2)
+    lines = content.splitlines(keepends=True)
+    (tmp_path / "sent").write_bytes(lines[0] + b"garbage\n" + lines[1])
+    with pytest.raises(DamagedError):
+        SentLog(tmp_path / "sent")
+
+
+def test_what_cannot_be_written_down_does_not_leave(tmp_path: Path) -> None:
+    log = SentLog(tmp_path / "sent")
+    noisy(log, torch.ones(3, 4))
+    before = (tmp_path / "sent").read_bytes()
+    full = os.open("/dev/full", os.O_WRONLY)
+    real, log._file = log._file, full
+    with pytest.raises(OSError):
+        noisy(log, torch.ones(3, 4), t=2)
+    log._file = real
+    assert (tmp_path / "sent").read_bytes() == before and (2, 0, 0, 0) not in log.draws
+
+
+def test_a_lost_log_or_key_is_a_new_incarnation_and_what_it_sends_is_charged_again(tmp_path: Path) -> None:
+    events = Events(tmp_path / "events")
+    spent = account()
+    first = incarnate(tmp_path, spent, events)
+    assert first.number == 1 and key_file(tmp_path, 1).stat().st_mode & 0o777 == 0o600
+    g = torch.ones(3, 4)
+    spent = spent.charged(1, 1, frozenset({1, 2}))
+    sent = noisy(first.log, g, key=first.key)
+    first.log.close()
+    again = incarnate(tmp_path, spent, events)
+    assert (again.number, again.key) == (1, first.key)
+    again.log.close()
+
+    log_file(tmp_path, 1).unlink()
+    second = incarnate(tmp_path, spent, events)
+    assert second.number == 2 and second.key != first.key
+    assert not torch.equal(noisy(second.log, g, key=second.key), sent)
+    once, spent = spent.epsilon, spent.charged(1, 2, frozenset({1, 2}))
+    assert spent.epsilon == epsilon(((MECHANISM, 2),), 1e-5) > once
+    second.log.close()
+    assert incarnate(tmp_path, spent, events).number == 2
+    key_file(tmp_path, 2).unlink()
+    assert incarnate(tmp_path, spent, events).number == 3
+    assert [event["number"] for event in events.read()] == [2, 3]
+
+
+def test_a_log_that_went_back_in_time_is_lost_and_a_ledger_that_did_is_refused(tmp_path: Path) -> None:
+    events = Events(tmp_path / "events")
+    spent = account()
+    log = incarnate(tmp_path, spent, events).log
+    for t in (1, 2, 3):
+        spent = spent.charged(t, 1, frozenset({1, 2}))
+        noisy(log, torch.ones(3, 4), t)
+    log.close()
+    content = log_file(tmp_path, 1).read_bytes()
+    older = account().charged(1, 1, frozenset({1, 2}))
+    with refused("does not account for round 3"):
+        incarnate(tmp_path, older, events)
+    log_file(tmp_path, 1).write_bytes(b"".join(content.splitlines(keepends=True)[:3]))  # of round 1 alone
+    assert incarnate(tmp_path, spent, events).number == 2
+
+
+def test_an_account_charges_for_who_was_there_and_never_for_less() -> None:
+    full, half = frozenset({1, 2}), frozenset({1})
+    spent = account().charged(1, 1, full).charged(2, 1, half)
+    alone = Mechanism(MECHANISM.sigma, MECHANISM.sensitivity, 2, rate=0.1)
+    assert spent.epsilon == pytest.approx(epsilon(((MECHANISM, 1), (alone, 1)), 1e-5))
+    assert spent.charged(1, 1, half) == spent  # run again with fewer: what was sent stays sent
+    assert spent.charged(2, 1, frozenset({2})).charges[2, 1] == full  # to one before the crash, to the other after
+    assert spent.as_ledger(0).epsilon == pytest.approx(spent.epsilon)
+    one = account("muffliato").charged(1, 1, full)
+    assert one.of(full).messages == one.of(frozenset()).messages == 1  # its own model, whoever gets it
+
+
+def test_the_budget_is_kept_by_what_was_planned_and_by_what_was_not() -> None:
+    whole = epsilon(((MECHANISM, 3),), 1e-5)
+    spent = replace(account(), planned=3, budget=whole)
+    for t in (1, 2, 3):
+        spent = spent.charged(t, 1, frozenset({1, 2}))
+        assert spent.within_budget and spent.epsilon <= whole
+    assert not spent.charged(3, 2, frozenset({1})).within_budget  # a lost log, paid for again
+    assert (
+        not replace(account(), planned=3, budget=0.99 * epsilon(((MECHANISM, 1),), 1e-5))
+        .charged(1, 1, frozenset({1, 2}))
+        .within_budget
+    )
+
+
+def test_an_account_survives_its_file() -> None:
+    spent = account().charged(1, 1, frozenset({1, 2})).charged(2, 1, frozenset({2})).charged(2, 2, frozenset({2}))
+    text = spent.to_json(["a", "b", "c"], 0)
+    assert account().read(text.encode(), "ledger") == spent
+    assert '"messages": {"a": 3, "b": 1, "c": 3}' in text
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=60), st.integers(0, 400), st.integers(0, 8))
+def test_fuzz_a_damaged_account_is_refused_in_one_line(junk: bytes, at: int, cut: int) -> None:
+    content = account().charged(1, 1, frozenset({1, 2})).to_json(["a", "b", "c"], 0).encode()
+    at = min(at, len(content))
+    try:
+        read = account().read(content[:at] + junk + content[at + cut :], "ledger")
+    except PdslError as e:
+        assert "\n" not in str(e)
+    else:
+        assert isinstance(read, Account) and isinstance(read.algorithm, PDSL)
