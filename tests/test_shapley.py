@@ -211,7 +211,7 @@ def test_equal_values_share_equally(floor: float) -> None:
 def test_all_who_help_count_alike_and_others_less() -> None:
     helpful = ShapleySettings(floor=0)
     assert shares(np.array([3.0, 0.1, 0.0, 1.0]), helpful) == pytest.approx([1 / 4] * 4)
-    assert shares(np.array([2.0, -1.0, 0.5]), helpful) == pytest.approx([2 / 5, 1 / 5, 2 / 5])
+    assert shares(np.array([1.5, -0.5, 0.5]), helpful) == pytest.approx([2 / 5, 1 / 5, 2 / 5])
     assert shares(np.array([1.0, -1.0, -5.0]), helpful) == pytest.approx([1, 0, 0])
     assert shares(np.array([-1.0, -2.0, 0.0]), helpful) == pytest.approx([1 / 3] * 3)  # nobody helps
     assert shares(np.array([1.0, -9.0]), ShapleySettings(floor=0.1)) == pytest.approx([0.95, 0.05])

@@ -94,7 +94,7 @@ def shares(phi: Values, settings: ShapleySettings) -> Values:
     """Each member's share of the aggregate: φ̂/Σφ̂ of equation (20), raised to at least λ/k; sums to 1.
 
     `minmax` is equation (19): the least member counts nothing, however little the members differ. `helpful`: all whose
-    messages help count alike, the others less, and nothing once they hurt as much as the best one helps.
+    messages help count alike, the others less, and nothing once they hurt as much as those help on average.
     """
     k = len(phi)
     uniform: Values = np.full(k, 1 / k)
@@ -105,7 +105,7 @@ def shares(phi: Values, settings: ShapleySettings) -> Values:
     if settings.weighting == "minmax":
         phi_hat = (phi - phi.min()) / spread
     elif phi.max() > 0:
-        phi_hat = np.clip(1 + phi / phi.max(), 0, 1)
+        phi_hat = np.clip(1 + phi / phi[phi > 0].mean(), 0, 1)
     else:
         return uniform  # nobody helps, so there is nothing to measure the others by
     raised: Values = (1 - settings.floor) * phi_hat / phi_hat.sum() + settings.floor * uniform
