@@ -1,6 +1,6 @@
 """pdsl beside other libraries: a round of 20 agents on a ring, each with one step on 250 MNIST images.
 
-python benchmarks/peers.py [--rounds 5] [--threads 1] [--json]
+python benchmarks/peers.py [--rounds 5] [--threads 1] [--only pdsl,fluke] [--json]
 
 Every contestant has the same images and the same network, and a process of its own; other libraries have a virtual
 environment of their own, made at the first run. Time is the median over rounds, after one to warm up. Who cannot be
@@ -140,6 +140,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count, after one to warm up")
     parser.add_argument("--threads", type=int, help="threads of torch and workers of pdsl; default: as each decides")
     parser.add_argument("--venvs", type=Path, default=Path(".peers"), help="folder of the virtual environments")
+    parser.add_argument("--only", help="names of contestants, with commas between; default: all")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
     rows: list[Row] = []
@@ -148,7 +149,8 @@ def main() -> None:
             deal(Path(folder))
         except PdslError as e:
             sys.exit(str(e))
-        for contestant in CONTESTANTS:
+        wanted = options.only.split(",") if options.only else [contestant.name for contestant in CONTESTANTS]
+        for contestant in (contestant for contestant in CONTESTANTS if contestant.name in wanted):
             print(f"{contestant.name} {' '.join(contestant.arguments)} …", file=sys.stderr)
             try:
                 row = measure(contestant, options.rounds, options.threads, options.venvs, Path(folder))
