@@ -1,6 +1,6 @@
 """Does Shapley weighting help, and when? PDSL against the same with uniform weights and with the paper's.
 
-    python benchmarks/questions.py [clean flipped1 flipped3 noise3 idle3 settings] [--seeds 3] [--rounds 40]
+    python benchmarks/questions.py [clean flipped1 flipped3 noise3 idle3 without3 settings] [--seeds 3] [--rounds 40]
 
 Real MNIST, ten agents, full graph, total ε = 4, Dirichlet μ = 0.25. Each line is so many runs; interrupted, the same
 command goes on with what is missing. Results stay in --out, and are printed as a Markdown table.
@@ -43,6 +43,7 @@ AGENTS: dict[str, dict[str, Any]] = {
     "flipped3": {"rogue.flipped": 3},
     "noise3": {"rogue.noise": 3},
     "idle3": {"rogue.idle": 3},
+    "without3": {"rogue.idle": 3, "algorithm.learning_rate": 4.0},  # seven messages of ten, in steps as long as ten's
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "worth by accuracy": {"shapley.value": "accuracy"},
