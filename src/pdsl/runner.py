@@ -13,10 +13,11 @@ from pdsl.checkpoints import Checkpoint
 from pdsl.config import Config
 from pdsl.engine.ranks import Alone, Processes
 from pdsl.errors import PdslError
+from pdsl.files import PRIVATE
 from pdsl.privacy import Ledger, Mechanism
 from pdsl.randomness import KEY_BYTES, SecretStreams
 from pdsl.results import Result, finish
-from pdsl.runs import PART, RunDirectory, unused
+from pdsl.runs import RunDirectory, unused
 from pdsl.train import Experiment, Row, final_evaluation, prepare, rounds, state_from, state_tensors
 
 Begin = Callable[[], None]  # called when nothing can be the user's mistake any more
@@ -182,6 +183,5 @@ def _agreed_ledger(e: Experiment, run: RunDirectory, done: int) -> Ledger | None
             raise PdslError(
                 f"{run.path / KEY} is missing: a round run again would draw new noise; restore it, or start anew"
             )
-        (run.path / (KEY + PART)).unlink(missing_ok=True)  # so that it is made anew, for its owner's eyes only
-        run.write(KEY, e.streams.key, mode=0o600)
+        run.write(KEY, e.streams.key, PRIVATE)
     return ledger

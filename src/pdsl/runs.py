@@ -26,9 +26,9 @@ from typing import Any
 from pdsl import checkpoints
 from pdsl.checkpoints import Checkpoint, Gather
 from pdsl.errors import PdslError
+from pdsl.files import PART, PUBLIC, write_whole
 
 Row = dict[str, Any]
-PART = ".part"  # ends the name of a file that is being written
 CHECKPOINTS = "checkpoint"
 KEPT = 2  # checkpoints: the newest, and the one before it in case the newest is damaged
 
@@ -95,21 +95,11 @@ class RunDirectory:
         except FileNotFoundError:
             return None
 
-    def write(self, name: str, content: bytes, mode: int = 0o644) -> None:
+    def write(self, name: str, content: bytes, mode: int = PUBLIC) -> None:
         """Write a file aside and rename it: a reader finds the old one or the new one, never a part."""
         target = self.path / name
         target.parent.mkdir(exist_ok=True)
-        aside = target.with_name(target.name + PART)
-        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:  # noqa: PTH123
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(target)
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        write_whole(target, content, mode)
 
     def append(self, row: Row) -> None:
         with (self.path / "rows.jsonl").open("a", encoding="utf-8") as file:

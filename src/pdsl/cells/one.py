@@ -17,6 +17,7 @@ from torch import Tensor
 from pdsl import runner
 from pdsl.config import Config
 from pdsl.errors import PdslError
+from pdsl.files import write_whole
 from pdsl.models import accuracy
 from pdsl.runs import RunDirectory
 from pdsl.train import Experiment
@@ -52,9 +53,9 @@ def run_cell(name: str, config: Config, folder: Path) -> Score | None:
         try:
             score = _run(name, config, folder / name)
         except PdslError as e:
-            _write(folder / f"{name}.failed", str(e))
+            write_whole(folder / f"{name}.failed", str(e).encode())
             return Score(name, failed=str(e))
-        _write(folder / name / SCORE, json.dumps(asdict(score)))
+        write_whole(folder / name / SCORE, json.dumps(asdict(score)).encode())
         (folder / f"{name}.failed").unlink(missing_ok=True)
         return score
 
@@ -112,12 +113,6 @@ def _held(lock: Path) -> Iterator[bool]:
         else:
             ours = True
         yield ours
-
-
-def _write(file: Path, text: str) -> None:
-    aside = file.with_name(f"{file.name}.part")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(file)
 
 
 def _run(name: str, config: Config, path: Path) -> Score:

@@ -9,6 +9,7 @@ from pdsl.cells.many import Scores, Told
 from pdsl.compare.plan import Cell, Plan
 from pdsl.config import Config
 from pdsl.errors import PdslError
+from pdsl.files import write_whole
 
 PLAN = "plan.json"
 
@@ -50,8 +51,6 @@ def _claim(plan: Plan, folder: Path) -> None:
         raise PdslError(f"{folder} is not empty; choose another --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        aside = folder / f"{PLAN}.part"
-        aside.write_text(json.dumps(plan.as_dict(), indent=1), encoding="utf-8")
-        aside.replace(file)
+        write_whole(file, json.dumps(plan.as_dict(), indent=1).encode())
     except OSError as e:
         raise PdslError(f"cannot write to {folder}: {e.strerror}; choose another --out") from e

@@ -61,7 +61,7 @@ def invite(
     quorum: Annotated[int, typer.Option(help="Neighbours that must be there for a round to begin.")] = 1,
 ) -> None:
     """Write the plan: who takes part, and everything they must agree on. Nothing in it is secret."""
-    from pdsl.peer.files import write_whole
+    from pdsl.files import write_whole
     from pdsl.peer.identity import Card
     from pdsl.peer.plan import Conduct, compose, section, spoken
     from pdsl.peer.task import public_task

@@ -1,30 +1,12 @@
-"""Files of an organisation's folder: who may read them, and how those that others sent are read."""
+"""Files of an organisation's folder: who may have read them, and how those that others sent are read."""
 
-import os
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from pdsl.errors import PdslError
 
-PRIVATE = 0o600
 MOST_BYTES = 1_000_000  # of a card or a plan
-
-
-def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write aside, make it last, rename: a reader finds the old file or the new one, never a part."""
-    aside = path.with_name(path.name + ".part")
-    aside.unlink(missing_ok=True)  # so that it is made anew, with this mode
-    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:  # noqa: PTH123
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def read_private(path: Path) -> bytes:

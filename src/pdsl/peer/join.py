@@ -1,7 +1,7 @@
 """Joining a plan: is it about us, whom do we talk to, and whose certificates do we accept from now on."""
 
 from pdsl.errors import PdslError
-from pdsl.peer.files import write_whole
+from pdsl.files import write_whole
 from pdsl.peer.identity import Identity
 from pdsl.peer.pins import Pins
 from pdsl.peer.plan import PLAN, Plan

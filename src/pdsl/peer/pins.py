@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from pdsl.errors import PdslError
-from pdsl.peer.files import write_whole
+from pdsl.files import write_whole
 from pdsl.peer.identity import Card, canonical, fingerprint
 
 MOST = 2  # the one in use, and the next one

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from pdsl.errors import PdslError
+from pdsl.files import write_whole
 from pdsl.report.markup import element, words
 from pdsl.report.picture import styles
 
@@ -64,10 +65,8 @@ def figure(title: str, caption: str, drawn: str) -> str:
 
 def write_aside(target: Path, content: str | bytes) -> Path:
     """Written aside and renamed: a reader finds the old file or the new one, never a part."""
-    aside = target.with_name(f".{target.name}.new")
     try:
-        aside.write_bytes(content if isinstance(content, bytes) else content.encode())
-        aside.replace(target)
+        write_whole(target, content if isinstance(content, bytes) else content.encode())
     except OSError as error:
         raise PdslError(f"cannot write {str(target)!r} ({error.strerror}); check who may write there") from error
     return target
