@@ -127,12 +127,16 @@ def test_max_pool_is_torchs(shape: tuple[int, ...]) -> None:
 
 def test_tanh_is_torchs() -> None:
     x = torch.cat([torch.linspace(-20, 20, 4001), torch.tensor([0.0, 1e-30, -1e-4, 300.0, -300.0, torch.inf])])
-    assert torch.equal(models.Tanh()(x), torch.tanh(x))
+    a, b = (x.clone().requires_grad_() for _ in range(2))
+    mine, torchs = models.Tanh()(a), torch.tanh(b)
     with torch.no_grad():
-        fast = models.Tanh()(x)
-    torch.testing.assert_close(fast, torch.tanh(x), rtol=0, atol=2.4e-7)
-    assert fast[x == 0].eq(0).all()  # black stays black
+        assert torch.equal(models.Tanh()(x), mine)
+    torch.testing.assert_close(mine, torchs, rtol=0, atol=2.4e-7)
+    assert mine[x == 0].eq(0).all()  # black stays black
     assert torch.isnan(models.Tanh()(torch.tensor(torch.nan)))
+    mine.sum().backward()
+    torchs.sum().backward()
+    torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=5e-7)
 
 
 def test_channels_last_keeps_values() -> None:

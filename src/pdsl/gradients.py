@@ -153,9 +153,9 @@ def _by_parameter(layer: nn.Module, a: Tensor, delta: Tensor) -> list[_PerRecord
         weight = _outer(layer.weight, delta, a)
         bias = delta
     elif isinstance(layer, nn.Conv2d):
-        delta = delta.permute(0, 2, 3, 1).reshape(n, -1, delta.shape[1])  # [n, pixels, out]
-        weight = _by_windows(layer, torch.bmm(delta.transpose(1, 2), _windows(layer, a)))
-        bias = delta.sum(1)
+        delta = delta.permute(0, 2, 3, 1)  # [n, rows, columns, out]
+        weight = _by_windows(layer, _at_every_pixel(layer, a, delta))
+        bias = delta.sum((1, 2))
     else:  # a linear layer over a sequence: positions play the part of pixels
         delta = delta.reshape(n, -1, delta.shape[-1])
         positions = a.reshape(n, -1, a.shape[-1])
@@ -164,15 +164,29 @@ def _by_parameter(layer: nn.Module, a: Tensor, delta: Tensor) -> list[_PerRecord
     return [weight] if layer.bias is None else [weight, _rows(cast(Tensor, layer.bias), bias)]
 
 
-def _windows(layer: nn.Conv2d, a: Tensor) -> Tensor:
-    """What the kernel sees at each pixel, channels innermost as they lie in memory: [n, pixels, k·k·channels]."""
+def _at_every_pixel(layer: nn.Conv2d, a: Tensor, delta: Tensor) -> Tensor:
+    """Gradients [n, out, k·k·channels] of a kernel: what it saw at each pixel times δ there, summed over pixels.
+
+    What it saw overlaps, and copying it all out is most of the work. Of one channel, each place in the kernel has a
+    picture of its own. Of several, only the places side by side are copied, and one product per row of the kernel is
+    taken.
+    """
     assert not isinstance(layer.padding, str)
+    (n, height, width, out), (k, across), (down, right) = delta.shape, layer.kernel_size, layer.stride
     above, beside = layer.padding
-    seen = pad(a, (beside, beside, above, above)).permute(0, 2, 3, 1)
-    for dim, k, stride, apart in zip((1, 2), layer.kernel_size, layer.stride, layer.dilation, strict=True):
-        seen = seen.unfold(dim, (k - 1) * apart + 1, stride)[..., ::apart]
-    # [n, rows, columns, channels, k, k]
-    return seen.permute(0, 1, 2, 4, 5, 3).reshape(len(a), seen.shape[1] * seen.shape[2], -1)
+    seen = pad(a, (beside, beside, above, above)).permute(0, 2, 3, 1)  # channels innermost, as they lie in memory
+    rows = [slice(r, r + (height - 1) * down + 1, down) for r in range(0, k * layer.dilation[0], layer.dilation[0])]
+    columns = [
+        slice(c, c + (width - 1) * right + 1, right) for c in range(0, across * layer.dilation[1], layer.dilation[1])
+    ]
+    if layer.in_channels == 1:
+        pictures = torch.stack([seen[:, r, c, 0] for r in rows for c in columns], dim=1)
+        return torch.bmm(pictures.flatten(2), delta.reshape(n, -1, out)).transpose(1, 2)
+    spanned = (across - 1) * layer.dilation[1] + 1
+    beside_each_other = seen.unfold(2, spanned, right)[..., :: layer.dilation[1]].transpose(3, 4)
+    strips = beside_each_other.reshape(n, seen.shape[1], width, -1)  # [n, rows, columns, k·channels]
+    delta = delta.reshape(n, -1, out).transpose(1, 2)
+    return torch.stack([torch.bmm(delta, strips[:, r].reshape(n, height * width, -1)) for r in rows], dim=2).flatten(2)
 
 
 def _by_windows(layer: nn.Conv2d, g: Tensor) -> _PerRecord:

@@ -56,10 +56,10 @@ class Flatten(nn.Module):
 
 
 class Tanh(nn.Module):
-    """tanh. Where no gradient will be asked for, as 2/(1 + e^−2x) − 1: one rounding apart, three times faster."""
+    """tanh as 2/(1 + e^−2x) − 1: one rounding apart from torch.tanh, and three times faster."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(x) if torch.is_grad_enabled() else torch.sigmoid(2 * x).mul_(2).sub_(1)
+        return torch.sigmoid(2 * x) * 2 - 1 if torch.is_grad_enabled() else torch.sigmoid(2 * x).mul_(2).sub_(1)
 
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": Tanh}
