@@ -54,8 +54,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     return Counted(monkeypatch)
 
 
-def steps(kind: str, agents: int, count: int, **shapley: Any) -> Iterator[Row]:
+def steps(kind: str, agents: int, count: int, algorithm: str = "pdsl", **shapley: Any) -> Iterator[Row]:
     values = {
+        "algorithm": {"name": algorithm},
         "rounds": count,
         "evaluate_every": 1000,
         "graph": {"kind": kind, "agents": agents},
@@ -73,6 +74,26 @@ def test_fast_evaluates_each_message_once(counted: Counted) -> None:
         if row["round"] > 1:  # before the first, modules are tried out
             assert evaluated == 6 * 6 + 1  # every agent's candidates, and the model that all of them have
             assert gradients == 6  # all models are equal: one gradient serves all neighbours
+
+
+@pytest.mark.parametrize("kind", ["full", "ring"])
+@pytest.mark.parametrize("name", ["pdsl", "dp-cga"])
+def test_a_few_agents_at_a_time_are_no_more_work_and_give_the_same_bits(
+    kind: str, name: str, counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a dense graph the answers to all agents would not fit: they are taken some agents at a time."""
+
+    def ends(held: int) -> tuple[list[Row], list[tuple[int, int]]]:
+        monkeypatch.setattr("pdsl.engine.local.ANSWERS", held)
+        found = [(row, counted.look()) for row in steps(kind, 6, 3, algorithm=name, estimator="fast", check_every=2)]
+        rows, counts = zip(*found, strict=True)
+        return [{k: v for k, v in row.items() if k != "seconds"} for row in rows], list(counts)
+
+    at_once, counts = ends(2**30)
+    in_parts, counts_in_parts = ends(2 * 6 * 650 * 4)  # two agents of the full graph
+    assert in_parts == at_once
+    parts = 2 if (kind, name) == ("full", "pdsl") else 0  # the model that all of them have is evaluated once in each
+    assert counts_in_parts[1:] == [(evaluated + parts, gradients) for evaluated, gradients in counts[1:]]
 
 
 def test_the_check_of_fast_costs_a_few_evaluations_every_so_many_rounds(counted: Counted) -> None:

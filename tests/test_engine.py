@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pdsl import graph as graphs
 from pdsl.engine import Local
-from pdsl.engine.base import weighted_sum, weighted_sums
+from pdsl.engine.base import ask_at_once, weighted_sum, weighted_sums
 from pdsl.graph import Graph
 from pdsl.randomness import Streams
 
@@ -64,6 +64,28 @@ def test_reply_transposes_the_table_of_messages(graph: Graph) -> None:
     replied = engine.reply(v)
     assert torch.equal(as_table(graph, replied), as_table(graph, v).transpose(0, 1))
     assert torch.equal(engine.reply(replied), v)
+
+
+@each_graph
+@pytest.mark.parametrize("held", [1, 40 * D * 4, 2**30])  # bytes: one agent at a time, a few, all
+def test_ask_is_deliver_and_reply(graph: Graph, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdsl.engine.local.ANSWERS", held)
+    engine, at_once, x = Local(graph), Local(graph), normal(3, graph.agents, D)
+
+    def answer(makers: Tensor, peers: Tensor, rows: Tensor) -> Tensor:
+        return rows * (1 + makers[:, None]) + peers[:, None]
+
+    (right,) = ask_at_once(at_once, x, answer)
+    parts = list(engine.ask(x, answer))
+    assert torch.equal(torch.cat([part.v for part in parts]), right.v)
+    assert [agent for part in parts for agent in part.agents] == list(engine.agents)
+    assert (engine.messages, engine.bytes) == (at_once.messages, at_once.bytes)
+    for part in parts:
+        assert len(part.agents) == 1 or part.v.nbytes <= held
+        assert torch.equal(part.asked(x), x[engine.receiver[part.edges]])
+        for agent, senders in zip(part.agents, part.by_agent(engine.sender[part.edges]), strict=True):
+            assert senders.tolist() == np.flatnonzero(graph.W[agent]).tolist()
+    assert len(parts) == {1: graph.agents, 2**30: 1}.get(held, len(parts))
 
 
 @each_graph

@@ -11,8 +11,9 @@ In both, the sum over records is divided by a public constant, never by the numb
 
 import hashlib
 import threading
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -276,6 +277,9 @@ def _is_plain(m: nn.Conv2d) -> bool:
     return zeros_around and m.groups == 1
 
 
+Asked = tuple[int, int, int, bytes]  # round, local step, agent, digest of the model
+
+
 @dataclass(frozen=True)
 class Owners:
     """The agents' own side: their records, which nobody else sees, and clipped gradients on a batch of them."""
@@ -288,29 +292,33 @@ class Owners:
     C: float
     workers: Workers
     per_sample: PerSample
+    repeated: dict[Asked, Tensor] = field(default_factory=dict)  # what the last call was asked for more than once
 
     def gradients(self, t: int, agents: Tensor, x: Tensor, step: int = 0, teachers: Tensor | None = None) -> Tensor:
         """Clipped gradients [rows, d]: row e is agents[e]'s, on its batch ξ of round t, at the model x[e].
 
         Each local step of a round has a batch of its own. With teachers[e], a record's loss has the distance to what
         that model says about the record added to it. A row that asks an agent for the same model again (all models
-        are equal on a full graph) is computed once.
+        are equal on a full graph) is computed once, in this call and the next.
         """
         asked = x if teachers is None else torch.cat([x, teachers], dim=1)
-        keys = [(agent, digest) for agent, digest in zip(agents.tolist(), row_digests(asked), strict=True)]
+        keys = [(t, step, agent, digest) for agent, digest in zip(agents.tolist(), row_digests(asked), strict=True)]
         first = {key: row for row, key in reversed(list(enumerate(keys)))}
 
         def one(row: int) -> Tensor:
-            agent = keys[row][0]
+            agent = int(agents[row])
             batch = self.batches.draw(agent, t, step)
             inputs, targets = self.inputs[agent][batch], self.labels[agent][batch]
             if teachers is not None and len(batch):
                 targets = taught(targets, self.network.logits(teachers[row], inputs))
             return self.on(x[row], inputs, targets, self.batches.divisor(agent))
 
-        distinct = sorted(first.values())
-        g = dict(zip(distinct, self.workers.map(one, distinct), strict=True))
-        return torch.stack([g[first[key]] for key in keys])
+        known = {key: self.repeated[key] for key in first if key in self.repeated}
+        new = [key for key in first if key not in known]
+        g = known | dict(zip(new, self.workers.map(one, [first[key] for key in new]), strict=True))
+        self.repeated.clear()
+        self.repeated.update({key: g[key] for key, count in Counter(keys).items() if count > 1})
+        return torch.stack([g[key] for key in keys])
 
     def on(self, x: Tensor, inputs: Tensor, labels: Tensor, divisor: float) -> Tensor:
         """The clipped gradient [d] of these records at the model x [d]."""

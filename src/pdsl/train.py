@@ -190,7 +190,8 @@ class Apparatus:
     def round(self, t: int, noise: Noise | None = None, owners: Objectives | None = None) -> Round:
         """Round t; with another `noise` or `owners` in the place of the run's own, for those who look on."""
         e = self.experiment
-        honest_or_not = Spoiled(self.owners, e.rogues, e.streams) if e.rogues else self.owners
+        honest = replace(self.owners, repeated={})  # what is remembered is forgotten with the round
+        honest_or_not = Spoiled(honest, e.rogues, e.streams) if e.rogues else honest
         return Round(
             t=t,
             engine=self.engine,

@@ -1,6 +1,6 @@
 """What an algorithm is: settings, a first state, and a step from one round's state to the next."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pdsl.engine import Engine
+from pdsl.engine.base import Answers
 from pdsl.errors import PdslError
 from pdsl.graph import Graph
 from pdsl.privacy import Noise, Release
@@ -41,8 +42,17 @@ class Round:
 
     def noisy_gradients(self, x: Tensor) -> Tensor:
         """ĝ [E, d]: edge e's receiver takes its clipped gradient at the model x[e] and adds noise, for the sender."""
-        at, peer = self.engine.receiver, self.engine.sender
-        return self.noise.add(self.t, at, peer, self.owners.gradients(self.t, at, x))
+        return self._noisy(self.engine.receiver, self.engine.sender, x)
+
+    def cross_gradients(self, x: Tensor) -> Iterator[Answers]:
+        """Every agent sends its model, and gets its neighbours' clipped gradients at it, noisy: ĝ_{j,i} [edges, d].
+
+        Some agents after others: on a dense graph all at once would be a row for each of M² pairs.
+        """
+        return self.engine.ask(x, self._noisy)
+
+    def _noisy(self, makers: Tensor, peers: Tensor, x: Tensor) -> Tensor:
+        return self.noise.add(self.t, makers, peers, self.owners.gradients(self.t, makers, x))
 
     def own_noisy_gradients(self, x: Tensor, step: int = 0, nth: int = 0, teachers: Tensor | None = None) -> Tensor:
         """ĝ [m, d]: each agent's own gradient at its own model, clipped and noisy.

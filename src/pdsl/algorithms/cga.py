@@ -4,7 +4,6 @@ Each agent gets its model's gradients on its neighbours' data and looks for a di
 """
 
 import math
-from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -42,12 +41,12 @@ class CGA(Algorithm):
 
     def step(self, state: State, r: Round) -> tuple[State, Facts]:
         x, u, engine = state.x, state.u, r.engine
-        x_j = engine.deliver(x)
-        g_hat_ji = engine.reply(r.noisy_gradients(x_j))
         sizes = list(r.tensors) if self.projection == "tensor" else [x.shape[1]]
-        weighted = g_hat_ji * engine.omega.to(g_hat_ji)[:, None]  # rows m_l = ω_il ĝ_li
-        own = g_hat_ji[engine.receiver == engine.sender]
-        found = [project(weighted[a:b], g, sizes) for (a, b), g in zip(pairwise(engine.offsets), own, strict=True)]
+        found = []
+        for some in r.cross_gradients(x):  # ĝ_li, at some of the i
+            weighted = some.v * engine.omega[some.edges].to(some.v)[:, None]  # rows m_l = ω_il ĝ_li
+            own = some.v[(engine.receiver == engine.sender)[some.edges]]
+            found += [project(m, g, sizes) for m, g in zip(some.by_agent(weighted), own, strict=True)]
         u = self.momentum * u + torch.stack([g for g, _ in found])
         x = engine.mix(x - self.learning_rate * u)
         return State(x, u), {"fallbacks": sum(engine.gather([fallbacks for _, fallbacks in found]))}

@@ -5,7 +5,6 @@ Rows are agents [m, d] or edges [E, d]; an edge e has receiver i and sender j.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -14,8 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Facts, Round
-from pdsl.engine import Engine
-from pdsl.engine.base import weighted_sums
+from pdsl.engine.base import Answers, weighted_sums
 from pdsl.graph import Graph
 from pdsl.privacy import Release
 from pdsl.settings import ShapleySettings
@@ -50,29 +48,27 @@ class PDSL(Algorithm):
         x, u, engine = state.x, state.u, r.engine
         gamma, alpha = self.learning_rate, self.momentum
 
-        x_j = engine.deliver(x)  # lines 5, 7: x_j, at i
-        g_hat_ij = r.noisy_gradients(x_j)  # lines 2-4, 8-10: ĝ_{i,j} = clip(∇F_i(x_j; ξ_i)) + n_{i,j}, eq. 9-14
-        g_hat_ji = engine.reply(g_hat_ij)  # lines 11, 13: ĝ_{j,i}, at i
+        g_bar, phi, told = [], [], []
+        for at in r.cross_gradients(x):  # lines 2-13, eq. 9-14: at.v is ĝ_{j,i} = clip(∇F_j(x_i; ξ_j)) + n_{j,i}
+            x_ij = at.by_agent(at.asked(x) - self.shapley.probe * gamma * at.v)  # line 14, eq. 15
+            valued = r.validation.contributions(r.t, at.agents, x[at.rows], x_ij, self.shapley)  # line 15, eq. 16-18
+            averaged, phi_i = self._averaged(state.phi[at.rows], valued, at, r)
+            share = [shares(values, self.shapley) for values in phi_i]  # line 16, eq. 19
+            omega = engine.omega[at.edges] if self.step_scale == "paper" else 1.0
+            pi = torch.from_numpy(np.concatenate(share)) / omega  # line 17, eq. 20
+            g_bar.append(weighted_sums(at.v, pi, at.offsets))  # line 18, eq. 21
+            checked = r.validation.fidelity(r.t, at.agents, r.graph.agents, x_ij, self.shapley)
+            phi.append(averaged)
+            told += [_told(v, part, checked) for v, part in zip(valued, share, strict=True)]
 
-        i = engine.receiver - engine.agents.start
-        x_ij = x[i] - self.shapley.probe * gamma * g_hat_ji  # line 14, eq. 15
-        by_agent = [x_ij[a:b] for a, b in pairwise(engine.offsets)]
-        valued = r.validation.contributions(r.t, engine.agents, x, by_agent, self.shapley)  # line 15, eq. 16-18
-        phi, phi_i = self._so_far(state.phi, valued, r)
-        share = torch.from_numpy(np.concatenate([shares(values, self.shapley) for values in phi_i]))  # line 16, eq. 19
-        pi = share / engine.omega if self.step_scale == "paper" else share  # line 17, eq. 20
-
-        g_bar = weighted_sums(g_hat_ji, pi, engine.offsets)  # line 18, eq. 21
-        u_hat = alpha * u + g_bar  # line 19, eq. 22
+        u_hat = alpha * u + torch.cat(g_bar)  # line 19, eq. 22
         x_hat = x - gamma * u_hat  # line 20, eq. 23
         u = engine.mix(u_hat)  # lines 21-23, eq. 24
         x = engine.mix(x_hat)  # lines 21, 22, 24, eq. 25
+        return State(x, u, torch.cat(phi)), {"shapley": _facts(engine.gather(told))}
 
-        checked = r.validation.fidelity(r.t, engine.agents, r.graph.agents, by_agent, self.shapley)
-        return State(x, u, phi), {"shapley": _facts(engine, valued, share, checked)}
-
-    def _so_far(self, phi: Tensor, valued: list[Valuation], r: Round) -> tuple[Tensor, list[Values]]:
-        """φ averaged over rounds: all members' [m, K], and for each agent those who are there in this round.
+    def _averaged(self, phi: Tensor, valued: list[Valuation], at: Answers, r: Round) -> tuple[Tensor, list[Values]]:
+        """φ averaged over rounds: all members' [n, K], and for each agent those who are there in this round.
 
         A running mean at first, then `shapley.memory` of what was and the rest of what is new; with 0, φ of this round.
         """
@@ -81,11 +77,10 @@ class PDSL(Algorithm):
             phi = torch.zeros(len(phi), int(max(r.graph.degrees)), dtype=torch.float64)
         phi = phi.cpu().clone()
         found = []
-        for row, (v, (a, b)) in enumerate(zip(valued, pairwise(r.engine.offsets), strict=True)):
-            members = r.graph.neighbourhood(r.engine.agents[row])
-            at = np.searchsorted(members, r.engine.sender[a:b].cpu().numpy())
-            phi[row, at] = kept * phi[row, at] + (1 - kept) * torch.from_numpy(v.phi)
-            found.append(phi[row, at].numpy())
+        for row, (v, sender) in enumerate(zip(valued, at.by_agent(r.engine.sender[at.edges]), strict=True)):
+            place = np.searchsorted(r.graph.neighbourhood(at.agents[row]), sender.cpu().numpy())
+            phi[row, place] = kept * phi[row, place] + (1 - kept) * torch.from_numpy(v.phi)
+            found.append(phi[row, place].numpy())
         return phi, found
 
     def check(self, members: int) -> None:
@@ -98,10 +93,16 @@ class PDSL(Algorithm):
         return Release(messages=members)
 
 
-def _facts(engine: Engine, valued: list[Valuation], share: Tensor, checked: dict[str, float] | None) -> Facts:
+Told = tuple[str, int, list[float], list[float], dict[str, float] | None]
+
+
+def _told(valued: Valuation, share: Values, checked: dict[str, float] | None) -> Told:
+    """What one agent has to say about its round, as JSON."""
+    return valued.estimator, valued.coalitions, valued.phi.tolist(), share.tolist(), checked
+
+
+def _facts(told: list[Told]) -> Facts:
     """What all messages of the round were worth, edge by edge, and how that was found."""
-    weighed = zip(valued, torch.split(share, [len(v.phi) for v in valued]), strict=True)
-    told = engine.gather([(v.estimator, v.coalitions, v.phi.tolist(), part.tolist(), checked) for v, part in weighed])
     facts: Facts = {
         "estimator": "+".join(sorted({estimator for estimator, *_ in told})),
         "coalitions": sum(coalitions for _, coalitions, *_ in told),

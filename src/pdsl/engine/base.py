@@ -1,10 +1,11 @@
-"""The three operations an algorithm has for talking to neighbours, and two with which processes keep one account.
+"""The four operations an algorithm has for talking to neighbours, and two with which processes keep one account.
 
 State is rows: a row per agent that this process owns. Edges are directed, self-loops included, and sorted by
 (receiver, sender); a process holds the edges whose receiver it owns.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol, TypeVar
 
@@ -14,6 +15,29 @@ from torch import Tensor
 from pdsl.graph import Graph
 
 T = TypeVar("T")
+
+Answer = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Who answers [E], who asks [E] and the rows that are asked about [E, d] → the answers [E, d]."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What came back to some agents, one after another, along all of their edges."""
+
+    agents: range
+    rows: slice  # theirs, of a row per agent
+    edges: slice  # theirs, of a row per edge
+    offsets: list[int]  # agent n of these has the answers offsets[n]:offsets[n+1]
+    v: Tensor  # [edges, d]: from the sender, about the receiver's row
+
+    def by_agent(self, v: Tensor) -> list[Tensor]:
+        """A row per edge of these → each agent's own."""
+        return [v[a:b] for a, b in pairwise(self.offsets)]
+
+    def asked(self, x: Tensor) -> Tensor:
+        """A row per agent [m, d] → for each of these edges the receiver's."""
+        counts = torch.tensor([b - a for a, b in pairwise(self.offsets)], device=x.device)
+        return x[self.rows].repeat_interleave(counts, dim=0)
 
 
 class Engine(Protocol):
@@ -36,6 +60,12 @@ class Engine(Protocol):
         Row e of the result is what sender[e] made for receiver[e].
         """
 
+    def ask(self, x: Tensor, answer: Answer) -> Iterator[Answers]:
+        """Every agent sends its row to its neighbours, and gets what they have to say to it: `deliver` and `reply`.
+
+        Some agents after others, in order, where that keeps memory small.
+        """
+
     def mix(self, x: Tensor) -> Tensor:
         """x_i ← Σ_j ω_ij x_j over the neighbourhood: [m, d] → [m, d]."""
 
@@ -47,6 +77,12 @@ class Engine(Protocol):
 
     def mean(self, x: Tensor) -> Tensor:
         """The mean [d] of all agents' rows, in float64, added in the order of agents: [m, d] → [d]."""
+
+
+def ask_at_once(engine: Engine, x: Tensor, answer: Answer) -> Iterator[Answers]:
+    """`Engine.ask` for an engine whose agents must not keep others waiting: all together."""
+    v = engine.reply(answer(engine.receiver, engine.sender, engine.deliver(x)))
+    yield Answers(engine.agents, slice(0, len(engine.agents)), slice(0, len(v)), engine.offsets, v)
 
 
 class Edges:

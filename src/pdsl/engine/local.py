@@ -1,12 +1,14 @@
 """One process owns all agents: sending is indexing."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from pdsl.engine.base import Edges, T, add_rows
+from pdsl.engine.base import Answer, Answers, Edges, T, add_rows
 from pdsl.graph import Graph
+
+ANSWERS = 2**27  # bytes of answers that are held at once; those of one agent always are
 
 
 class Local(Edges):
@@ -25,6 +27,21 @@ class Local(Edges):
     def reply(self, v: Tensor) -> Tensor:
         self._count(v)
         return v[self._reverse]
+
+    def ask(self, x: Tensor, answer: Answer) -> Iterator[Answers]:
+        self._count(x)
+        self._count(x)
+        start = 0
+        while start < len(self.agents):
+            first = self.offsets[start]
+            stop = start + 1
+            while stop < len(self.agents) and (self.offsets[stop + 1] - first) * x[0].nbytes <= ANSWERS:
+                stop += 1
+            rows, edges = slice(start, stop), slice(first, self.offsets[stop])
+            receiver = self.receiver[edges]
+            v = answer(self.sender[edges], receiver, x[receiver])
+            yield Answers(self.agents[rows], rows, edges, [o - first for o in self.offsets[start : stop + 1]], v)
+            start = stop
 
     def mix(self, x: Tensor) -> Tensor:
         self._count(x)

@@ -4,12 +4,12 @@ One packed message goes from a process to another in each phase, with a row for 
 nothing else. Sums are added in the same order as in one process, so that results have the same bits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, distributed
 
-from pdsl.engine.base import Edges, T, add_rows
+from pdsl.engine.base import Answer, Answers, Edges, T, add_rows, ask_at_once
 from pdsl.engine.ranks import Group, Ranks, contact
 from pdsl.errors import PdslError
 from pdsl.graph import Graph
@@ -52,6 +52,9 @@ class Torchrun(Edges):
     def reply(self, v: Tensor) -> Tensor:
         self._count(v)
         return self._by_edge(v, self._edge_sent)
+
+    def ask(self, x: Tensor, answer: Answer) -> Iterator[Answers]:
+        return ask_at_once(self, x, answer)
 
     def mix(self, x: Tensor) -> Tensor:
         self._count(x)

@@ -10,12 +10,12 @@ weight goes to the agent itself here too. The other end may see it differently u
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from pdsl.engine.base import T, weighted_sum
+from pdsl.engine.base import Answer, Answers, T, ask_at_once, weighted_sum
 from pdsl.graph import Graph
 from pdsl.peer.transport import Transport
 
@@ -55,6 +55,9 @@ class Peer:
     def reply(self, v: Tensor) -> Tensor:
         rows = dict(zip(self.sender.tolist(), v, strict=True))
         return self._exchanged({j: rows[j] for j in self._there}, rows[self._me])
+
+    def ask(self, x: Tensor, answer: Answer) -> Iterator[Answers]:
+        return ask_at_once(self, x, answer)
 
     def mix(self, x: Tensor) -> Tensor:
         return weighted_sum(self.deliver(x), self.omega.tolist())[None]
