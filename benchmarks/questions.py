@@ -31,7 +31,7 @@ BASE = {
     "evaluate_every": 10,
     "engine.workers": 1,
 }
-PAPER = {"shapley.weighting": "minmax", "shapley.value": "accuracy", "shapley.probe": 1, "shapley.memory": 0}
+PAPER = {"shapley.weighting": "minmax", "shapley.value": "accuracy", "shapley.probe": 1}
 WEIGHTS: dict[str, dict[str, Any]] = {
     "ours": {},
     "uniform": {"shapley.weighting": "uniform"},
@@ -48,7 +48,8 @@ AGENTS: dict[str, dict[str, Any]] = {
 SETTINGS: dict[str, dict[str, Any]] = {
     "worth by accuracy": {"shapley.value": "accuracy"},
     "a whole step": {"shapley.probe": 1},
-    "no memory": {"shapley.memory": 0},
+    "a short memory": {"shapley.memory": 0.5},
+    "a long memory": {"shapley.memory": 0.97},
     "min-max": {"shapley.weighting": "minmax"},
     "λ = 0": {"shapley.floor": 0},
     "λ = 0.5": {"shapley.floor": 0.5},

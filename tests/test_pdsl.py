@@ -24,7 +24,7 @@ def experiment(**sections: dict[str, object]) -> Experiment:
         "model": {"channels": [3, 4]},
         "batch": {"size": 24},
         "privacy": {"mode": "noise", "sigma": 0.02},
-        "shapley": {"estimator": "exact", "value": "accuracy", "probe": 1.0, "weighting": "minmax", "memory": 0.0},
+        "shapley": {"estimator": "exact", "value": "accuracy", "probe": 1.0, "weighting": "minmax"},
         "data": {"validation": 60},
     }
     for name, section in sections.items():
@@ -164,16 +164,21 @@ def test_another_seed_is_another_run() -> None:
     assert not torch.equal(a.state.x, b.state.x)
 
 
-def test_values_are_averaged_over_rounds() -> None:
-    """A running mean until memory is reached, then an exponential one; shares are those of the average."""
-    e = experiment(shapley={"memory": 0.5, "weighting": "helpful", "value": "loss"}, rounds=4)
-    degree = int(max(e.graph.degrees))
-    mean = np.zeros((e.graph.agents, degree))
+def test_evidence_is_gathered_over_rounds() -> None:
+    """A running mean until memory is reached, then an exponential one; shares follow from it."""
+    e = experiment(shapley={"memory": 0.5, "weighting": "evidence", "value": "loss"}, rounds=5)
+    shape = e.graph.agents, int(max(e.graph.degrees))
+    mean, square = np.zeros(shape), np.zeros(shape)
     for step in rounds(e):
-        phi = np.array(step.row["shapley"]["phi"]).reshape(mean.shape)
+        phi = np.array(step.row["shapley"]["phi"]).reshape(shape)
+        relative = phi / np.abs(phi).mean(1, keepdims=True)
         kept = min(0.5, (step.t - 1) / step.t)
-        mean = kept * mean + (1 - kept) * phi
-        assert step.state.phi.numpy() == pytest.approx(mean, abs=1e-12)
-        found = np.array(step.row["shapley"]["share"]).reshape(mean.shape)
-        for row, share in zip(mean, found, strict=True):
-            assert share == pytest.approx(shares(row, e.config.shapley), abs=1e-12)
+        mean = kept * mean + (1 - kept) * relative
+        square = kept * square + (1 - kept) * relative**2
+        found = step.state.evidence.numpy()
+        assert (found[..., 0] == step.t).all()
+        assert found[..., 1] == pytest.approx(mean, abs=1e-12)
+        assert found[..., 2] == pytest.approx(square, abs=1e-12)
+        share = np.array(step.row["shapley"]["share"]).reshape(shape)
+        for values, known, part in zip(phi, found, share, strict=True):
+            assert part == pytest.approx(shares(values, e.config.shapley, known), abs=1e-12)

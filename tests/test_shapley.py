@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
@@ -20,7 +21,18 @@ from pdsl.models import Network
 from pdsl.parallel import Workers
 from pdsl.randomness import Streams
 from pdsl.settings import ShapleySettings
-from pdsl.shapley import EXACT_LIMIT, Plan, Validation, exact, members, monte_carlo, shares
+from pdsl.shapley import (
+    EXACT_LIMIT,
+    LEAST_VARIANCE,
+    Plan,
+    Validation,
+    exact,
+    members,
+    monte_carlo,
+    remembered,
+    shares,
+    trust,
+)
 from tests.oracles import literal
 from tests.oracles.games import GAMES, Game, Value, airport
 from tests.refusals import refused
@@ -208,13 +220,60 @@ def test_equal_values_share_equally(floor: float) -> None:
         assert (shares(np.full(5, value), minmax(floor)) == 0.2).all()
 
 
-def test_all_who_help_count_alike_and_others_less() -> None:
-    helpful = ShapleySettings(floor=0)
-    assert shares(np.array([3.0, 0.1, 0.0, 1.0]), helpful) == pytest.approx([1 / 4] * 4)
-    assert shares(np.array([1.5, -0.5, 0.5]), helpful) == pytest.approx([2 / 5, 1 / 5, 2 / 5])
-    assert shares(np.array([1.0, -1.0, -5.0]), helpful) == pytest.approx([1, 0, 0])
-    assert shares(np.array([-1.0, -2.0, 0.0]), helpful) == pytest.approx([1 / 3] * 3)  # nobody helps
-    assert shares(np.array([1.0, -9.0]), ShapleySettings(floor=0.1)) == pytest.approx([0.95, 0.05])
+def evidence(rounds: list[list[float]], memory: float = 0.9) -> NDArray[np.float64]:
+    known = np.zeros((len(rounds[0]), 3))
+    for phi in rounds:
+        known = remembered(known, np.array(phi), memory)
+    return known
+
+
+def test_all_count_alike_until_there_is_evidence() -> None:
+    assert (trust(evidence([[3.0, -5.0, 1.0]]), 0.9) == 1).all()
+    assert (trust(evidence([[3.0, -5.0, 1.0]] * 2), 0.9) == 1).all()
+    assert trust(evidence([[3.0, -5.0, 1.0]] * 3), 0.9).tolist() == [1, 0, 1]
+
+
+def test_who_hurts_by_chance_counts_like_the_others_and_who_hurts_for_sure_counts_nothing() -> None:
+    generator = np.random.default_rng(1)
+    means = np.array([1.0, 0.5, 0.0, -2.0])
+    known = evidence((means + generator.normal(size=(60, 4))).tolist())
+    found = trust(known, 0.9)
+    assert found[:2].tolist() == [1, 1]
+    assert found[2] > 0.5
+    assert found[3] == 0
+    share = shares(np.zeros(4), ShapleySettings(floor=0.1), known)
+    assert share.sum() == pytest.approx(1)
+    assert share[3] == pytest.approx(0.1 / 4)
+
+
+@given(arrays(np.float64, (7, 3), elements=st.floats(-1e6, 1e6)), st.floats(0.05, 0.99))
+def test_trust_is_t_of_the_mean_cut_to_one_and_nought(phi: NDArray[np.float64], memory: float) -> None:
+    known = np.zeros((3, 3))
+    for row in phi:
+        known = remembered(known, row, memory)
+    found = trust(known, memory)
+    assert ((found >= 0) & (found <= 1)).all()
+    if memory > 1 - 1 / 7:  # a running mean so far
+        sizes = np.abs(phi).mean(1, keepdims=True)
+        relative = np.divide(phi, sizes, out=np.zeros_like(phi), where=sizes > 0)
+        n = min(7, (1 + memory) / (1 - memory))
+        error = np.sqrt(np.maximum(relative.var(0), LEAST_VARIANCE) / (n - 1))
+        assert found == pytest.approx(np.clip((3 + relative.mean(0) / error) / 2, 0, 1), abs=1e-6)
+
+
+def test_the_size_of_values_does_not_matter_only_how_members_compare() -> None:
+    rounds = np.random.default_rng(1).normal(size=(9, 4))
+    sizes = 10.0 ** -np.arange(9)[:, None]
+    assert evidence(rounds.tolist()) == pytest.approx(evidence((rounds * sizes).tolist()))
+
+
+def test_where_nobody_is_trusted_all_count_alike() -> None:
+    known = evidence([[-1.0, -1.0]] * 9)
+    assert shares(np.array([-1.0, -1.0]), ShapleySettings(floor=0), known).tolist() == [0.5, 0.5]
+
+
+def test_values_of_nought_are_no_evidence() -> None:
+    assert (trust(evidence([[0.0, 0.0]] * 9), 0.9) == 1).all()
 
 
 def test_uniform_weighting_looks_at_no_values() -> None:

@@ -100,12 +100,12 @@ class ShapleySettings(Section):
     empty: Literal["model", "zero"] = Field(
         "model", description="v of the empty coalition: accuracy of the agent's model, or zero as in the paper"
     )
-    weighting: Literal["helpful", "minmax", "uniform"] = Field(
-        "helpful",
-        description="helpful: less for those who hurt; minmax as in the paper; uniform: no Shapley values, all alike",
+    weighting: Literal["evidence", "minmax", "uniform"] = Field(
+        "evidence",
+        description="evidence: less for those seen to hurt; minmax as in the paper; uniform: no values, all alike",
     )
     memory: float = Field(
-        0.9, ge=0, lt=1, description="of the values so far, kept when those of a round come in; the paper has 0"
+        0.9, gt=0, lt=1, description="evidence: how much of it is kept when the values of another round come in"
     )
     floor: float = Field(0.1, ge=0, le=1, description="λ: share = (1-λ)·φ̂/Σφ̂ + λ/k; the paper has 0")
 

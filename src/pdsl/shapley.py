@@ -34,6 +34,13 @@ CHECKED = 4  # coalitions in a check of 'fast'
 LOSS_UNIT = 2**-20  # losses are counted in whole numbers of it, as accuracy is in records
 LOSS_LIMIT = 20.0  # of one record: a message that ruins the model is worth little, but not endlessly little
 
+BY_CHANCE, BEYOND_DOUBT = (
+    1.0,
+    3.0,
+)  # standard errors below zero up to which all count alike; from which one counts nothing
+FEWEST_ROUNDS = 3  # before them there is no evidence
+LEAST_VARIANCE = 1e-3  # of values in units of their mean size: who is always the same is not infinitely certain
+
 Values = NDArray[np.float64]
 
 
@@ -90,26 +97,54 @@ def members(mask: int) -> list[int]:
     return [j for j in range(mask.bit_length()) if mask >> j & 1]
 
 
-def shares(phi: Values, settings: ShapleySettings) -> Values:
+def shares(phi: Values, settings: ShapleySettings, evidence: Values | None = None) -> Values:
     """Each member's share of the aggregate: φ̂/Σφ̂ of equation (20), raised to at least λ/k; sums to 1.
 
-    `minmax` is equation (19): the least member counts nothing, however little the members differ. `helpful`: all whose
-    messages help count alike, the others less, and nothing once they hurt as much as those help on average.
+    `minmax` is equation (19): the least member counts nothing, however little the members differ. `evidence`: all count
+    alike, but for those whose messages hurt as far as the rounds so far can tell.
     """
     k = len(phi)
     uniform: Values = np.full(k, 1 / k)
     spread = phi.max() - phi.min()
-    if settings.weighting == "uniform" or spread == 0:
-        return uniform  # equal values: nobody is worth more than another, and (19) would be 0/0
-    phi_hat: Values
-    if settings.weighting == "minmax":
-        phi_hat = (phi - phi.min()) / spread
-    elif phi.max() > 0:
-        phi_hat = np.clip(1 + phi / phi[phi > 0].mean(), 0, 1)
+    if (
+        settings.weighting == "minmax" and spread > 0
+    ):  # if not, nobody is worth more than another, and (19) would be 0/0
+        phi_hat: Values = (phi - phi.min()) / spread
+    elif settings.weighting == "evidence" and evidence is not None:
+        phi_hat = trust(evidence, settings.memory)
     else:
-        return uniform  # nobody helps, so there is nothing to measure the others by
+        return uniform
+    if not phi_hat.any():
+        return uniform  # nobody is to be trusted, and nobody more than another
     raised: Values = (1 - settings.floor) * phi_hat / phi_hat.sum() + settings.floor * uniform
     return raised
+
+
+def remembered(evidence: Values, phi: Values, memory: float) -> Values:
+    """The evidence on each member [k, 3], with another round's φ: rounds, mean and mean square of its values.
+
+    φ counts in units of the round's mean |φ|: it shrinks as the model gets better, and the first rounds would outweigh
+    all others. Means are running ones at first, then `memory` of what was and the rest of what is new.
+    """
+    unit = np.abs(phi).mean()
+    relative = phi / unit if unit > 0 else phi
+    rounds = evidence[:, 0] + 1
+    kept = np.minimum(memory, 1 - 1 / rounds)
+    mean = kept * evidence[:, 1] + (1 - kept) * relative
+    square = kept * evidence[:, 2] + (1 - kept) * relative**2
+    return np.stack([rounds, mean, square], axis=1)
+
+
+def trust(evidence: Values, memory: float) -> Values:
+    """1 for a member whose mean value is not below zero by more than chance explains, 0 for one that is beyond doubt.
+
+    Chance is the standard error of the mean; an exponential mean is one of (1 + memory)/(1 − memory) rounds.
+    """
+    rounds, mean, square = evidence.T
+    n = np.minimum(rounds, (1 + memory) / (1 - memory))
+    error = np.sqrt(np.maximum(square - mean**2, LEAST_VARIANCE) / np.maximum(n - 1, 1))
+    errors_below = np.where(n < FEWEST_ROUNDS, 0, -mean / error)
+    return np.clip((BEYOND_DOUBT - errors_below) / (BEYOND_DOUBT - BY_CHANCE), 0, 1)
 
 
 def check(settings: ShapleySettings, k: int) -> None:

@@ -17,14 +17,14 @@ from pdsl.engine.base import Answers, weighted_sums
 from pdsl.graph import Graph
 from pdsl.privacy import Release
 from pdsl.settings import ShapleySettings
-from pdsl.shapley import Valuation, Values, check, shares
+from pdsl.shapley import Valuation, Values, check, remembered, shares
 
 
 @dataclass(frozen=True)
 class State:
     x: Tensor  # [m, d] models
     u: Tensor  # [m, d] momenta
-    phi: Tensor  # [m, K] float64, what each member's messages have been worth; K members at most, 0 before round 1
+    evidence: Tensor  # [m, K, 3] float64, on each member's worth (`shapley.remembered`); K members at most
 
 
 class PDSL(Algorithm):
@@ -42,46 +42,42 @@ class PDSL(Algorithm):
     shapley: ShapleySettings = Field(ShapleySettings(), exclude=True, description="in a config: the section [shapley]")
 
     def init(self, x0: Tensor) -> State:
-        return State(x=x0, u=torch.zeros_like(x0), phi=torch.zeros(len(x0), 0, dtype=torch.float64))
+        return State(x=x0, u=torch.zeros_like(x0), evidence=torch.zeros(len(x0), 0, 3, dtype=torch.float64))
 
     def step(self, state: State, r: Round) -> tuple[State, Facts]:
         x, u, engine = state.x, state.u, r.engine
         gamma, alpha = self.learning_rate, self.momentum
 
-        g_bar, phi, told = [], [], []
+        g_bar, evidence, told = [], [], []
         for at in r.cross_gradients(x):  # lines 2-13, eq. 9-14: at.v is ĝ_{j,i} = clip(∇F_j(x_i; ξ_j)) + n_{j,i}
             x_ij = at.by_agent(at.asked(x) - self.shapley.probe * gamma * at.v)  # line 14, eq. 15
             valued = r.validation.contributions(r.t, at.agents, x[at.rows], x_ij, self.shapley)  # line 15, eq. 16-18
-            averaged, phi_i = self._averaged(state.phi[at.rows], valued, at, r)
-            share = [shares(values, self.shapley) for values in phi_i]  # line 16, eq. 19
+            known, here = self._remembered(state.evidence[at.rows], valued, at, r)
+            share = [shares(v.phi, self.shapley, e) for v, e in zip(valued, here, strict=True)]  # line 16, eq. 19
             omega = engine.omega[at.edges] if self.step_scale == "paper" else 1.0
             pi = torch.from_numpy(np.concatenate(share)) / omega  # line 17, eq. 20
             g_bar.append(weighted_sums(at.v, pi, at.offsets))  # line 18, eq. 21
             checked = r.validation.fidelity(r.t, at.agents, r.graph.agents, x_ij, self.shapley)
-            phi.append(averaged)
+            evidence.append(known)
             told += [_told(v, part, checked) for v, part in zip(valued, share, strict=True)]
 
         u_hat = alpha * u + torch.cat(g_bar)  # line 19, eq. 22
         x_hat = x - gamma * u_hat  # line 20, eq. 23
         u = engine.mix(u_hat)  # lines 21-23, eq. 24
         x = engine.mix(x_hat)  # lines 21, 22, 24, eq. 25
-        return State(x, u, torch.cat(phi)), {"shapley": _facts(engine.gather(told))}
+        return State(x, u, torch.cat(evidence)), {"shapley": _facts(engine.gather(told))}
 
-    def _averaged(self, phi: Tensor, valued: list[Valuation], at: Answers, r: Round) -> tuple[Tensor, list[Values]]:
-        """φ averaged over rounds: all members' [n, K], and for each agent those who are there in this round.
-
-        A running mean at first, then `shapley.memory` of what was and the rest of what is new; with 0, φ of this round.
-        """
-        kept = min(self.shapley.memory, (r.t - 1) / r.t)
-        if phi.shape[1] == 0:
-            phi = torch.zeros(len(phi), int(max(r.graph.degrees)), dtype=torch.float64)
-        phi = phi.cpu().clone()
-        found = []
+    def _remembered(self, known: Tensor, valued: list[Valuation], at: Answers, r: Round) -> tuple[Tensor, list[Values]]:
+        """The evidence with this round's: on all members [n, K, 3], and for each agent on those who are there."""
+        if known.shape[1] == 0:
+            known = torch.zeros(len(known), int(max(r.graph.degrees)), 3, dtype=torch.float64)
+        evidence = known.cpu().clone()
+        here = []
         for row, (v, sender) in enumerate(zip(valued, at.by_agent(r.engine.sender[at.edges]), strict=True)):
             place = np.searchsorted(r.graph.neighbourhood(at.agents[row]), sender.cpu().numpy())
-            phi[row, place] = kept * phi[row, place] + (1 - kept) * torch.from_numpy(v.phi)
-            found.append(phi[row, place].numpy())
-        return phi, found
+            here.append(remembered(evidence[row, place].numpy(), v.phi, self.shapley.memory))
+            evidence[row, place] = torch.from_numpy(here[-1])
+        return evidence, here
 
     def check(self, members: int) -> None:
         check(self.shapley, members)
