@@ -25,7 +25,7 @@ from pdsl.data.batches import Batches
 from pdsl.models import Network, channels_last
 from pdsl.parallel import Workers
 
-GRADIENT_BLOCK = 125  # records per backward pass of per-sample clipping; bounds memory and fits the cache
+GRADIENT_BLOCK = 250  # records per backward pass of per-sample clipping; bounds memory
 VMAP_LOCK = threading.Lock()  # torch.func's transforms are not safe to use from two threads at once
 
 

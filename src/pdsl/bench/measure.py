@@ -182,7 +182,7 @@ def _two_cores(repeats: int) -> float:
     with Workers(1) as one, Workers() as all_of_them:
         alone, together = apparatus(e, one), apparatus(e, all_of_them)
         state, _ = step(first_state(e), together.round(1))
-        return ratio(lambda: step(state, alone.round(2)), lambda: step(state, together.round(2)), repeats)
+        return ratio(lambda: step(state, alone.round(2)), lambda: step(state, together.round(2)), max(repeats, 9))
 
 
 def _growth() -> float:
