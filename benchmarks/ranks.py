@@ -3,7 +3,9 @@
     python benchmarks/ranks.py [--ranks 2] [--agents 1000] [--rounds 20] [--model softmax]
 
 PDSL on a 4-regular graph and the embedded digits. Peak memory is what the kernel says at the end of each process; that
-of a run with two agents is what torch and the libraries take before any agent is there. Where the system allows it, the
+of a run with two agents is what torch and the libraries take before any agent is there. Most of that is the libraries'
+code, which processes on one machine have in common: the proportional share, looked at ten times a second, counts a page
+that n of them use as 1/n. Where the system allows it, the
 ranks run in a network namespace of their own, and its loopback device counts every byte, headers included.
 """
 
@@ -15,7 +17,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 from pdsl import graph as graphs
@@ -43,8 +47,16 @@ def settings(a: argparse.Namespace, agents: int) -> list[str]:
     return [word for name, value in chosen.items() for word in ("--set", f"{name}={value}")]
 
 
-def measured(folder: Path, arguments: list[str], ranks: int) -> tuple[dict[str, Any], list[float]]:
-    """A run's summary, and the peak memory of each of its processes in MiB."""
+@dataclass(frozen=True)
+class Memory:
+    """The most that a process had, in MiB: all of it, and its share of what it has in common with others."""
+
+    peak: float
+    share: float
+
+
+def measured(folder: Path, arguments: list[str], ranks: int) -> tuple[dict[str, Any], list[Memory]]:
+    """A run's summary, and the memory of each of its processes."""
     me = [__file__, "--inside", str(folder), "run", "--json", "--out", str(folder / "run"), *arguments]
     command = [sys.executable, *me]
     if ranks:
@@ -52,7 +64,7 @@ def measured(folder: Path, arguments: list[str], ranks: int) -> tuple[dict[str, 
         command = in_namespace([sys.executable, *launch, *me], folder)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     summary = json.loads((folder / "run" / "summary.json").read_text())
-    return summary, [float((folder / f"{rank}.mib").read_text()) for rank in range(ranks or 1)]
+    return summary, [Memory(**json.loads((folder / f"{rank}.json").read_text())) for rank in range(ranks or 1)]
 
 
 def in_namespace(command: list[str], folder: Path) -> list[str]:
@@ -68,11 +80,24 @@ def inside(folder: Path, argv: list[str]) -> None:
     from pdsl.cli import main
 
     sys.argv = ["pdsl", *argv]
+    shares: list[float] = []
+    ended = Event()
+
+    def look() -> None:
+        while not ended.wait(0.1):
+            lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+            shares.append(next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 2**10)
+
+    watcher = Thread(target=look)
+    watcher.start()
     try:
         main()
     finally:
+        ended.set()
+        watcher.join()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-        (folder / f"{os.environ.get('RANK', 0)}.mib").write_text(str(peak))
+        told = json.dumps({"peak": peak, "share": max(shares)})
+        (folder / f"{os.environ.get('RANK', 0)}.json").write_text(told)
 
 
 def crossing(a: argparse.Namespace) -> int:
@@ -97,16 +122,18 @@ def main() -> None:
             facts = json.loads((Path(folder) / "run" / "setup.json").read_text())
             lo = Path(folder) / COUNTED
             counted = int(lo.read_text().split()[1]) if lo.exists() else None
-        summary, peaks = found[name]
-        memory = ", ".join(f"{peak:.0f}" for peak in peaks)
-        print(f"{name}: {summary['rounds']} rounds in {summary['seconds']:.0f} s, peak {memory} MiB", flush=True)
+        summary, memory = found[name]
+        told = ", ".join(f"peak {of.peak:.0f} MiB (share {of.share:.0f})" for of in memory)
+        print(f"{name}: {summary['rounds']} rounds in {summary['seconds']:.0f} s, {told}", flush=True)
     (empty,), (alone,), several = (found[name][1] for name in ("nobody", "alone", "ranks"))
     d = facts["parameters"]
     expected = PHASES * crossing(a) * d * 4 * a.rounds
     sent = found["ranks"][0]["bytes_between_processes"]
     print(f"{a.agents} agents, {a.ranks} ranks, {d} parameters")
-    print(f"memory of the largest rank over one process: {max(several) / alone:.2f}")
-    print(f"the same without what a run of two agents takes: {(max(several) - empty) / (alone - empty):.2f}")
+    largest = max(of.peak for of in several)
+    print(f"memory of the largest rank over one process: {largest / alone.peak:.2f}")
+    print(f"the same by proportional shares: {max(of.share for of in several) / alone.share:.2f}")
+    print(f"without what a run of two agents takes: {(largest - empty.peak) / (alone.peak - empty.peak):.2f}")
     print(f"bytes between ranks: {sent:,}; edges that cross times message size: {expected:,}")
     if counted is not None:
         print(f"bytes on the loopback device: {counted:,}, {counted / sent:.2f} times as many")
