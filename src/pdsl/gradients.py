@@ -173,21 +173,20 @@ def _at_every_pixel(layer: nn.Conv2d, a: Tensor, delta: Tensor) -> Tensor:
     taken.
     """
     assert not isinstance(layer.padding, str)
-    (n, height, width, out), (k, across), (down, right) = delta.shape, layer.kernel_size, layer.stride
-    above, beside = layer.padding
+    n, height, width, out = delta.shape
+    (above, beside), (down, right), (apart, aside) = layer.padding, layer.stride, layer.dilation
     seen = pad(a, (beside, beside, above, above)).permute(0, 2, 3, 1)  # channels innermost, as they lie in memory
-    rows = [slice(r, r + (height - 1) * down + 1, down) for r in range(0, k * layer.dilation[0], layer.dilation[0])]
-    columns = [
-        slice(c, c + (width - 1) * right + 1, right) for c in range(0, across * layer.dilation[1], layer.dilation[1])
-    ]
+    rows = [slice(r, r + height * down, down) for r in range(0, layer.kernel_size[0] * apart, apart)]
+    columns = [slice(c, c + width * right, right) for c in range(0, layer.kernel_size[1] * aside, aside)]
     if layer.in_channels == 1:
         pictures = torch.stack([seen[:, r, c, 0] for r in rows for c in columns], dim=1)
         return torch.bmm(pictures.flatten(2), delta.reshape(n, -1, out)).transpose(1, 2)
-    spanned = (across - 1) * layer.dilation[1] + 1
-    beside_each_other = seen.unfold(2, spanned, right)[..., :: layer.dilation[1]].transpose(3, 4)
-    strips = beside_each_other.reshape(n, seen.shape[1], width, -1)  # [n, rows, columns, k·channels]
+    spanned = columns[-1].start + 1
+    side_by_side = seen.unfold(2, spanned, right)[..., ::aside].transpose(3, 4)
+    strips = side_by_side.reshape(n, seen.shape[1], width, -1)  # [n, rows, columns, k·channels]
     delta = delta.reshape(n, -1, out).transpose(1, 2)
-    return torch.stack([torch.bmm(delta, strips[:, r].reshape(n, height * width, -1)) for r in rows], dim=2).flatten(2)
+    by_row = [torch.bmm(delta, strips[:, r].reshape(n, height * width, -1)) for r in rows]
+    return torch.stack(by_row, dim=2).flatten(2)
 
 
 def _by_windows(layer: nn.Conv2d, g: Tensor) -> _PerRecord:
