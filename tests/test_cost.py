@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from pdsl.algorithms import PDSL
 from pdsl.bench import literal
 from pdsl.bench.literal import LiteralRound, plain_mnist_cnn
 from pdsl.bench.measure import mnist
@@ -14,9 +16,10 @@ from pdsl.bench.table import ROWS, table
 from pdsl.config import validated
 from pdsl.gradients import Owners
 from pdsl.models import Network, mnist_cnn
-from pdsl.settings import ModelSettings
-from pdsl.shapley import CHECKED, monte_carlo
-from pdsl.train import Row, prepare, rounds
+from pdsl.parallel import Workers
+from pdsl.settings import ModelSettings, ShapleySettings
+from pdsl.shapley import CHECKED, exact, members, monte_carlo
+from pdsl.train import Row, apparatus, first_state, prepare, rounds
 from tests.realdata import real
 
 Q = 40
@@ -136,14 +139,40 @@ def test_bytes_are_those_of_the_links() -> None:
             assert (row["messages"], row["bytes"]) == (4 * links, 4 * links * d * 4)
 
 
+def by_channels(x: Tensor) -> Tensor:
+    """Our model for the plain network, whose last layer goes by channels where ours goes by pixels."""
+    by_pixels = x[-(15_680 + 10) : -10].view(10, 7, 7, 32)
+    return torch.cat([x[: -(15_680 + 10)], by_pixels.permute(0, 3, 1, 2).flatten(), x[-10:]])
+
+
+def test_exact_values_are_those_of_the_literal_algorithm_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast: the values of true coalition models by accuracy are sums of hits."""
+    monkeypatch.setenv("PDSL_DATA", str(real("mnist")))
+    shapley = ShapleySettings(estimator="exact", value="accuracy", probe=1.0)
+    algorithm = PDSL(shapley=shapley)
+    e = mnist("ring", 4, data={"name": "mnist", "validation": 400})
+    plain, plan = plain_mnist_cnn(), exact(3)
+    with Workers(1) as workers:
+        parts, state = apparatus(e, workers), first_state(e)
+        for t in range(1, 3):
+            r = parts.round(t)
+            (at,) = r.cross_gradients(state.x)
+            x_ij = at.by_agent(at.asked(state.x) - at.v)
+            found = parts.validation.contributions(t, at.agents, state.x, x_ij, shapley)
+            for x_i, candidates, valued in zip(state.x, x_ij, found, strict=True):
+                models = [candidates[members(s)].mean(0) if s else x_i for s in plan.coalitions]
+                hits = [round(400 * literal.evaluate(plain, by_channels(x), *e.validation)) for x in models]
+                assert valued.phi.tolist() == (plan.phi(np.array(hits, dtype=np.float64), 3) / 400).tolist()
+            state, _ = algorithm.step(state, parts.round(t))
+
+
 def test_the_literal_network_is_ours() -> None:
     ours = Network(mnist_cnn(torch.Size((1, 28, 28)), 10, ModelSettings()))
     x = torch.randn(ours.d, generator=torch.Generator().manual_seed(0)) * 0.1
     images = torch.randn(20, 1, 28, 28, generator=torch.Generator().manual_seed(1))
     labels = torch.arange(20) % 10
     plain = plain_mnist_cnn()
-    by_pixels = x[-(15_680 + 10) : -10].view(10, 7, 7, 32)  # our last layer's weights; the plain one goes by channels
-    x_plain = torch.cat([x[: -(15_680 + 10)], by_pixels.permute(0, 3, 1, 2).flatten(), x[-10:]])
+    x_plain = by_channels(x)
     assert literal.evaluate(plain, x_plain, images, labels) == pytest.approx(
         float((ours.logits(x, images).argmax(-1) == labels).double().mean())
     )
