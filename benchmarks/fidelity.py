@@ -46,10 +46,9 @@ def train(seed: int, rounds: int, estimator: str, compare_at: tuple[int, ...] = 
         parts, state = apparatus(e, workers), first_state(e)
         for t in range(1, rounds + 1):
             if t in compare_at:
-                r = parts.round(t)
-                messages = r.engine.reply(r.noisy_gradients(r.engine.deliver(state.x)))
+                at = next(parts.round(t).cross_gradients(state.x))
                 step = algorithm.shapley.probe * algorithm.learning_rate
-                candidates = [state.x[0] - step * messages[: r.engine.offsets[1]]]
+                candidates = [state.x[0] - step * at.by_agent(at.v)[0]]
                 fast, true = (
                     parts.validation.contributions(
                         t, range(1), state.x[:1], candidates, ShapleySettings(estimator=how, sample=SAMPLE)

@@ -143,13 +143,16 @@ def main() -> None:
     parser.add_argument("--only", help="names of contestants, with commas between; default: all")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
+    names = {contestant.name for contestant in CONTESTANTS}
+    wanted = set(options.only.split(",")) if options.only else names
+    if wanted - names:
+        parser.error(f"--only: no contestant {', '.join(sorted(wanted - names))}; there are {', '.join(sorted(names))}")
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         try:
             deal(Path(folder))
         except PdslError as e:
             sys.exit(str(e))
-        wanted = options.only.split(",") if options.only else [contestant.name for contestant in CONTESTANTS]
         for contestant in (contestant for contestant in CONTESTANTS if contestant.name in wanted):
             print(f"{contestant.name} {' '.join(contestant.arguments)} …", file=sys.stderr)
             try:

@@ -1,8 +1,9 @@
 """Does Shapley weighting help, and when? PDSL against the same with uniform weights and with the paper's.
 
     python benchmarks/questions.py [clean flipped1 flipped3 noise3 idle3 without3 settings] [--seeds 3] [--rounds 40]
+        [--first-seed 0] [--graph full]
 
-Real MNIST, ten agents, full graph, total ε = 4, Dirichlet μ = 0.25. Each line is so many runs; interrupted, the same
+Real MNIST, ten agents, total ε = 4, Dirichlet μ = 0.25. Each line is so many runs; interrupted, the same
 command goes on with what is missing. Results stay in --out, and are printed as a Markdown table.
 """
 
@@ -18,7 +19,6 @@ from pdsl.config import Config, load
 
 BASE = {
     "data.name": "mnist",
-    "graph.kind": "full",
     "graph.agents": 10,
     "model.name": "mnist-cnn",
     "model.channels": "[8, 16]",
@@ -65,9 +65,9 @@ def questions(asked: list[str]) -> dict[tuple[str, str], dict[str, Any]]:
     return found
 
 
-def cell(question: tuple[str, str], change: dict[str, Any], rounds: int, seed: int) -> tuple[str, Config]:
-    values = BASE | change | {"rounds": rounds, "seed": seed}
-    name = f"{question[0]}-{question[1]}-{rounds}-{seed}".translate(SLUG)
+def cell(question: tuple[str, str], change: dict[str, Any], graph: str, rounds: int, seed: int) -> tuple[str, Config]:
+    values = BASE | change | {"graph.kind": graph, "rounds": rounds, "seed": seed}
+    name = f"{question[0]}-{question[1]}-{graph}-{rounds}-{seed}".translate(SLUG)
     return name, load(None, [f"{key}={value}" for key, value in values.items()])
 
 
@@ -75,25 +75,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("asked", nargs="*", choices=[*AGENTS, "settings"], default=["clean", "flipped3"])
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--graph", default="full")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--processes", type=int)
     parser.add_argument("--out", type=Path, default=Path("runs/questions"))
     options = parser.parse_args()
     asked = questions(options.asked)
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
     cells = {
-        (question, seed): cell(question, change, options.rounds, seed)
+        (question, seed): cell(question, change, options.graph, options.rounds, seed)
         for question, change in asked.items()
-        for seed in range(options.seeds)
+        for seed in seeds
     }
 
     def told(score: Score, done: int, new: bool) -> None:
         print(f"[{done}/{len(cells)}] {score.name} {score.failed or f'{score.accuracy_of_mean:.4f}'}", file=sys.stderr)
 
     scores = carry_out(lambda _: dict(cells.values()), options.out, told, options.processes)
-    print(f"{options.rounds} rounds, {options.seeds} seeds; accuracy of the mean model\n")
+    print(f"{options.graph}, {options.rounds} rounds, seeds {seeds[0]} to {seeds[-1]}; accuracy of the mean model\n")
     print("| agents | weights | accuracy | each seed |\n|---|---|---|---|")
     for who, how in asked:
-        found = [scores[cells[(who, how), seed][0]] for seed in range(options.seeds)]
+        found = [scores[cells[(who, how), seed][0]] for seed in seeds]
         accuracies = [score.accuracy_of_mean for score in found if score.failed is None]
         each = ", ".join(score.failed or f"{score.accuracy_of_mean:.4f}" for score in found)
         mean = f"{statistics.mean(accuracies):.4f}" if accuracies else "none"

@@ -5,8 +5,8 @@
 PDSL on a 4-regular graph and the embedded digits. Peak memory is what the kernel says at the end of each process; that
 of a run with two agents is what torch and the libraries take before any agent is there. Most of that is the libraries'
 code, which processes on one machine have in common: the proportional share, looked at ten times a second, counts a page
-that n of them use as 1/n. Where the system allows it, the
-ranks run in a network namespace of their own, and its loopback device counts every byte, headers included.
+that n of them use as 1/n. Where the system allows it, the ranks run in a network namespace of their own, and its
+loopback device counts every byte, headers included.
 """
 
 import argparse

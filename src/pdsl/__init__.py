@@ -1,7 +1,7 @@
 """Private, serverless, peer-to-peer machine learning.
 
 Reading order, the way of the data: `data` (records, partition, batches) → `models`, `graph` → `gradients` (clipped
-cross-gradients) → `privacy` (noise) → `engine` (deliver, reply, mix) → `shapley` (what a message is worth) →
+cross-gradients) → `privacy` (noise) → `engine` (deliver, reply, ask, mix) → `shapley` (what a message is worth) →
 `algorithms.pdsl` (Algorithm 1) → `train` (the round loop) → `runs`, `checkpoints`, `report`. `settings` and `config`
 hold every knob; `api` and `cli` are the two ways in. `cells` are many runs side by side, of which `compare` and
 `reproduce` are made; `rogues` spoil experiments on purpose; `peer` is the same between organisations.

@@ -10,9 +10,11 @@ PUBLIC, PRIVATE = 0o644, 0o600
 def write_whole(path: Path, content: bytes, mode: int = PUBLIC) -> None:
     """Write aside, make it last, rename: a reader finds the old file or the new one, never a part."""
     aside = path.with_name(path.name + PART)
+    how = os.O_TRUNC
     if mode != PUBLIC:
         aside.unlink(missing_ok=True)  # what a crash left there would keep its own mode
-    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:  # noqa: PTH123
+        how = os.O_EXCL  # and what somebody else put there meanwhile is not written to
+    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | how, mode), "wb") as file:  # noqa: PTH123
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

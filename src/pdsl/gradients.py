@@ -174,15 +174,17 @@ def _at_every_pixel(layer: nn.Conv2d, a: Tensor, delta: Tensor) -> Tensor:
     """
     assert not isinstance(layer.padding, str)
     n, height, width, out = delta.shape
-    (above, beside), (down, right), (apart, aside) = layer.padding, layer.stride, layer.dilation
+    (above, beside), (down, right), (rows_apart, columns_apart) = layer.padding, layer.stride, layer.dilation
     seen = pad(a, (beside, beside, above, above)).permute(0, 2, 3, 1)  # channels innermost, as they lie in memory
-    rows = [slice(r, r + height * down, down) for r in range(0, layer.kernel_size[0] * apart, apart)]
-    columns = [slice(c, c + width * right, right) for c in range(0, layer.kernel_size[1] * aside, aside)]
+    rows = [slice(r, r + height * down, down) for r in range(0, layer.kernel_size[0] * rows_apart, rows_apart)]
+    columns = [
+        slice(c, c + width * right, right) for c in range(0, layer.kernel_size[1] * columns_apart, columns_apart)
+    ]
     if layer.in_channels == 1:
         pictures = torch.stack([seen[:, r, c, 0] for r in rows for c in columns], dim=1)
         return torch.bmm(pictures.flatten(2), delta.reshape(n, -1, out)).transpose(1, 2)
     spanned = columns[-1].start + 1
-    side_by_side = seen.unfold(2, spanned, right)[..., ::aside].transpose(3, 4)
+    side_by_side = seen.unfold(2, spanned, right)[..., ::columns_apart].transpose(3, 4)
     strips = side_by_side.reshape(n, seen.shape[1], width, -1)  # [n, rows, columns, k·channels]
     delta = delta.reshape(n, -1, out).transpose(1, 2)
     by_row = [torch.bmm(delta, strips[:, r].reshape(n, height * width, -1)) for r in rows]

@@ -34,10 +34,8 @@ CHECKED = 4  # coalitions in a check of 'fast'
 LOSS_UNIT = 2**-20  # losses are counted in whole numbers of it, as accuracy is in records
 LOSS_LIMIT = 20.0  # of one record: a message that ruins the model is worth little, but not endlessly little
 
-BY_CHANCE, BEYOND_DOUBT = (
-    1.0,
-    3.0,
-)  # standard errors below zero up to which all count alike; from which one counts nothing
+BY_CHANCE = 1.0  # standard errors below zero up to which a member counts like all others
+BEYOND_DOUBT = 3.0  # and from which it counts nothing
 FEWEST_ROUNDS = 3  # before them there is no evidence
 LEAST_VARIANCE = 1e-3  # of values in units of their mean size: who is always the same is not infinitely certain
 
@@ -105,17 +103,16 @@ def shares(phi: Values, settings: ShapleySettings, evidence: Values | None = Non
     """
     k = len(phi)
     uniform: Values = np.full(k, 1 / k)
-    spread = phi.max() - phi.min()
-    if (
-        settings.weighting == "minmax" and spread > 0
-    ):  # if not, nobody is worth more than another, and (19) would be 0/0
-        phi_hat: Values = (phi - phi.min()) / spread
-    elif settings.weighting == "evidence" and evidence is not None:
-        phi_hat = trust(evidence, settings.memory)
-    else:
+    if settings.weighting == "uniform":
         return uniform
+    if settings.weighting == "minmax":
+        above = phi - phi.min()
+        phi_hat: Values = above / above.max() if above.any() else above
+    else:
+        assert evidence is not None
+        phi_hat = trust(evidence, settings.memory)
     if not phi_hat.any():
-        return uniform  # nobody is to be trusted, and nobody more than another
+        return uniform  # nobody is worth more than another, or nobody is to be trusted; (19) and (20) would be 0/0
     raised: Values = (1 - settings.floor) * phi_hat / phi_hat.sum() + settings.floor * uniform
     return raised
 

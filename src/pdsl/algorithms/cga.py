@@ -43,10 +43,10 @@ class CGA(Algorithm):
         x, u, engine = state.x, state.u, r.engine
         sizes = list(r.tensors) if self.projection == "tensor" else [x.shape[1]]
         found = []
-        for some in r.cross_gradients(x):  # ĝ_li, at some of the i
-            weighted = some.v * engine.omega[some.edges].to(some.v)[:, None]  # rows m_l = ω_il ĝ_li
-            own = some.v[(engine.receiver == engine.sender)[some.edges]]
-            found += [project(m, g, sizes) for m, g in zip(some.by_agent(weighted), own, strict=True)]
+        for at in r.cross_gradients(x):  # ĝ_li, at some of the i
+            weighted = at.v * engine.omega[at.edges].to(at.v)[:, None]  # rows m_l = ω_il ĝ_li
+            own = at.v[(engine.receiver == engine.sender)[at.edges]]
+            found += [project(m, g, sizes) for m, g in zip(at.by_agent(weighted), own, strict=True)]
         u = self.momentum * u + torch.stack([g for g, _ in found])
         x = engine.mix(x - self.learning_rate * u)
         return State(x, u), {"fallbacks": sum(engine.gather([fallbacks for _, fallbacks in found]))}

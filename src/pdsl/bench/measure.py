@@ -48,7 +48,7 @@ def measure(repeats: int, say: Say) -> dict[str, Any]:
     say("kernels against the machine's matrix product")
     peak = _peak_fraction(repeats)
     say("two cores against one")
-    with _process() as fresh:  # whose memory is as a run finds it, not as the measurements before have left it
+    with _fresh_process() as fresh:  # whose memory is as a run finds it, not as the measurements before have left it
         cores = fresh.submit(_two_cores, repeats).result()
     say("1,000 agents against 10")
     growth = _growth()
@@ -107,7 +107,7 @@ def small_ring(agents: int, **changes: Any) -> Experiment:
     return mnist("ring", agents, **small, **changes)
 
 
-def _process() -> ProcessPoolExecutor:
+def _fresh_process() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, get_context("spawn"))
 
 
@@ -121,7 +121,7 @@ def _round_vs_literal(graph: str, agents: int, estimator: str, repeats: int) -> 
     settings = ShapleySettings.model_validate({"estimator": estimator, "permutations": R} | LITERALLY)
     batch = e.data.x[e.parts[0][:B]], e.data.y[e.parts[0][:B]]
     ratios = []
-    with Workers() as workers, _process() as plain:
+    with Workers() as workers, _fresh_process() as plain:
         parts = apparatus(e, workers)
         without_values = PDSL(shapley=ShapleySettings(weighting="uniform"))
         state, _ = without_values.step(first_state(e), parts.round(1))
@@ -153,9 +153,8 @@ def _literal_seconds(
 
 def _candidates(parts: Apparatus, x: Tensor) -> Tensor:
     """Agent 0's models x_{0,j} of a real round, noise and all."""
-    r = parts.round(2)
-    messages = r.engine.reply(r.noisy_gradients(r.engine.deliver(x)))
-    return x[0] - messages[r.engine.offsets[0] : r.engine.offsets[1]]
+    at = next(parts.round(2).cross_gradients(x))
+    return x[0] - at.by_agent(at.v)[0]
 
 
 def _peak_fraction(repeats: int) -> dict[str, float]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from pdsl.engine.base import Answer, Answers, Edges, T, add_rows
 from pdsl.graph import Graph
 
-ANSWERS = 2**27  # bytes of answers that are held at once; those of one agent always are
+MOST_BYTES = 2**27  # of answers that are held at once; those of one agent always are
 
 
 class Local(Edges):
@@ -30,12 +30,12 @@ class Local(Edges):
 
     def ask(self, x: Tensor, answer: Answer) -> Iterator[Answers]:
         self._count(x)
-        self._count(x)
+        self._count(x)  # as much comes back
         start = 0
         while start < len(self.agents):
             first = self.offsets[start]
             stop = start + 1
-            while stop < len(self.agents) and (self.offsets[stop + 1] - first) * x[0].nbytes <= ANSWERS:
+            while stop < len(self.agents) and (self.offsets[stop + 1] - first) * x[0].nbytes <= MOST_BYTES:
                 stop += 1
             rows, edges = slice(start, stop), slice(first, self.offsets[stop])
             receiver = self.receiver[edges]
