@@ -301,10 +301,10 @@ def normed() -> nn.Module:
 
 
 def small() -> Data:
-    x, y = normal(6, 120, 4), torch.arange(120) % 3
+    n = 2 * (EVALUATION_BLOCK + 1)  # one more than fits in a block, for Q and for the test set
+    x, y = normal(6, n, 4), torch.arange(n) % 3
     x[:, 0] += 3 * y
-    n = EVALUATION_BLOCK + 1  # one more than fits in a block, for Q and for the test set
-    return Data("small", x, y, x[: 2 * n].clone(), y[: 2 * n].clone(), 3)
+    return Data("small", x[:120], y[:120], x, y, 3)
 
 
 def config(**sections: object) -> Config:

@@ -24,7 +24,13 @@ def experiment(**sections: dict[str, object]) -> Experiment:
         "model": {"channels": [3, 4]},
         "batch": {"size": 24},
         "privacy": {"mode": "noise", "sigma": 0.02},
-        "shapley": {"estimator": "exact", "value": "accuracy", "probe": 1.0, "weighting": "minmax"},
+        "shapley": {
+            "estimator": "exact",
+            "orders": "independent",
+            "value": "accuracy",
+            "probe": 1.0,
+            "weighting": "minmax",
+        },
         "data": {"validation": 60},
     }
     for name, section in sections.items():

@@ -4,6 +4,7 @@ import copy
 import itertools
 import random
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
 
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
+from scipy.stats import chisquare
 from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
@@ -26,6 +28,7 @@ from pdsl.shapley import (
     LEAST_VARIANCE,
     Plan,
     Validation,
+    drawn,
     exact,
     members,
     monte_carlo,
@@ -89,6 +92,54 @@ def test_monte_carlo_errs_like_one_over_the_root_of_its_permutations(game: Game)
         errors = estimates - np.array(game.shapley)
         assert (np.abs(errors) <= 6 * np.sqrt(variance / R) + 1e-9).all()
         assert (errors**2).mean(axis=0) == pytest.approx(variance / R, rel=0.9, abs=1e-12)
+
+
+def orders_of(k: int, R: int, how: str, seed: int) -> NDArray[np.int64]:
+    wanted = ShapleySettings.model_validate({"permutations": R, "orders": how})
+    return drawn(k, wanted, np.random.default_rng(seed))
+
+
+def test_a_circle_puts_everyone_everywhere_twice() -> None:
+    orders = orders_of(7, 14, "circular", 1)
+    for place in range(7):
+        assert np.bincount(orders[:, place]).tolist() == [2] * 7
+    assert len(monte_carlo(orders).coalitions) == 7 * 6 + 2  # arcs of every length from every member, all and nobody
+
+
+@pytest.mark.parametrize("R", [1, 3, 7, 14, 15, 40])
+@pytest.mark.parametrize("how", ["circular", "independent"])
+def test_as_many_orders_as_asked_for_and_each_uniform(how: str, R: int) -> None:
+    orders = [orders_of(3, R, how, seed) for seed in range(600)]
+    assert {o.shape for o in orders} == {(R, 3)}
+    for r in (0, R - 1):
+        counts = Counter(tuple(o[r].tolist()) for o in orders)
+        assert len(counts) == 6
+        assert chisquare(list(counts.values())).pvalue > 1e-6
+
+
+@pytest.mark.parametrize("game", [g for g in GAMES if g.players > 3], ids=lambda g: g.name)
+def test_circular_orders_are_unbiased(game: Game) -> None:
+    k = game.players
+    estimates = [valued(monte_carlo(orders_of(k, 8, "circular", seed)), game.value, k) for seed in range(400)]
+    error = np.std(estimates, axis=0) / np.sqrt(len(estimates))
+    assert (np.abs(np.mean(estimates, axis=0) - game.shapley) <= 5 * error + 1e-9).all()
+
+
+def test_a_circle_is_exact_where_a_coalition_is_worth_the_mean_of_its_members() -> None:
+    """To first order that is what messages are: a coalition's model is the mean of its members' models."""
+    worth = np.random.default_rng(2).normal(size=8)
+
+    def mean(S: frozenset[int]) -> float:
+        return float(worth[sorted(S)].mean()) if S else 0.0
+
+    true = valued(exact(8), mean, 8)
+    errors = {
+        how: np.sqrt(
+            np.mean([(valued(monte_carlo(orders_of(8, 16, how, seed)), mean, 8) - true) ** 2 for seed in range(50)])
+        )
+        for how in ("circular", "independent")
+    }
+    assert errors["circular"] < 0.6 * errors["independent"]
 
 
 @st.composite

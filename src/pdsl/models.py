@@ -19,7 +19,7 @@ from pdsl.randomness import Streams
 from pdsl.settings import ModelSettings
 
 MIXES_RECORDS = nn.modules.batchnorm._BatchNorm
-EVALUATION_BLOCK = 100  # records per forward pass: fewer calls for two workers to take turns at, and memory stays small
+EVALUATION_BLOCK = 250  # records per forward pass: few calls for two workers to take turns at, and memory stays small
 
 
 class MaxPool(nn.Module):

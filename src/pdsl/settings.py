@@ -85,6 +85,10 @@ class ShapleySettings(Section):
         description="exact, montecarlo (Algorithm 2), fast (mean of logits); auto: exact to 5 members, fast beyond",
     )
     permutations: int = Field(20, ge=1, description="R, the permutations of montecarlo (and of fast beyond 10 members)")
+    orders: Literal["circular", "independent"] = Field(
+        "circular",
+        description="permutations: members in a circle, from each and both ways; independent as in the paper",
+    )
     sample: int | None = Field(
         None, ge=1, description="records of Q looked at in a round, drawn anew each time; default all of them"
     )

@@ -90,6 +90,22 @@ def monte_carlo(permutations: NDArray[np.int64]) -> Plan:
     return Plan(tuple(index), player, before, after, np.ones(len(joins)), len(permutations))
 
 
+def drawn(k: int, settings: ShapleySettings, generator: np.random.Generator) -> NDArray[np.int64]:
+    """R orders of k members [R, k], each of them uniform: Algorithm 2, line 3.
+
+    `circular`: members stand in a random circle, which is read from each of them and then backwards from each; another
+    circle if R is more than that. Everyone comes first equally often, second equally often, and so on, and the
+    coalitions are arcs of the circle, of which few are new: less chance, and less to evaluate.
+    """
+    R = settings.permutations
+    if settings.orders == "independent":
+        return generator.permuted(np.tile(np.arange(k), (R, 1)), axis=1)
+    circles = generator.permuted(np.tile(np.arange(k), (-(-R // (2 * k)), 1)), axis=1)
+    from_each = (np.arange(k)[:, None] + np.arange(k)) % k
+    forwards = circles[:, from_each]  # [circles, k, k]
+    return np.concatenate([forwards, forwards[:, :, ::-1]], axis=1).reshape(-1, k)[:R]
+
+
 def members(mask: int) -> list[int]:
     """Positions whose bit is set."""
     return [j for j in range(mask.bit_length()) if mask >> j & 1]
@@ -255,8 +271,7 @@ class Validation:
         if name == "exact" or (name == "fast" and k <= EXACT_LOGITS_TO):
             return name, exact(k)
         generator = self.streams.generator("permutations", agent, t)
-        orders = generator.permuted(np.tile(np.arange(k), (settings.permutations, 1)), axis=1)  # Algorithm 2, line 3
-        return name, monte_carlo(orders)
+        return name, monte_carlo(drawn(k, settings, generator))
 
     def _evaluate(self, games: "list[_Game]") -> None:
         """Fill in the value of every coalition asked for, all workers busy."""
