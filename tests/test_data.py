@@ -152,3 +152,9 @@ def test_absent_data_say_where_to_put_them(tmp_path: Path, monkeypatch: pytest.M
         loaded("mnist")
     with refused("cifar10: no data_batch_1.bin in", str(tmp_path), "pdsl data fetch cifar10"):
         loaded("cifar10")
+
+
+def test_without_scikit_learns_file_there_is_one_line_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdsl.data.datasets.find_spec", lambda name: None)
+    with refused("digits", "pip install scikit-learn"):
+        loaded("digits")

@@ -1,8 +1,11 @@
 """What a data set is, the public ones, and the public set Q that is split off for validation."""
 
+import gzip
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -89,9 +92,8 @@ def parse_cifar10(content: bytes, where: str) -> tuple[Bytes, Bytes]:  # [n, 3, 
 def _digits() -> Data:
     """1,797 images of 8 by 8 in 17 greys, shipped with scikit-learn. It has no test set of its own: a third of each
     class, drawn once and for all (not by the run's seed), is the test set."""
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
+    table = _shipped_digits()
+    images, labels = table[:, :-1].astype(np.float64), table[:, -1]
     generator = Streams(0).generator("digits/test")
     test = np.zeros(len(labels), dtype=bool)
     for label in range(10):
@@ -100,6 +102,17 @@ def _digits() -> Data:
     x = _standardised(images.reshape(-1, 1, 8, 8), 16, [0.3053], [0.3760])
     y = _labels(labels)
     return Data("digits", x[~test], y[~test], x[test], y[test], classes=10)
+
+
+def _shipped_digits() -> NDArray[np.int64]:  # [1797, 65]
+    """The file alone: importing scikit-learn for it would take a second and sixty megabytes of every process."""
+    package = find_spec("sklearn")
+    folders = (package and package.submodule_search_locations) or []
+    for path in (Path(folder, "datasets", "data", "digits.csv.gz") for folder in folders):
+        if path.exists():
+            with gzip.open(path) as file:
+                return np.loadtxt(file, delimiter=",").astype(np.int64)
+    raise PdslError("the embedded digits are scikit-learn's, which is not here whole; pip install scikit-learn")
 
 
 def _idx_images(name: str, std: float) -> Data:
