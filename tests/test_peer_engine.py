@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pdsl.graph import Graph, full, grid, ring, star
-from pdsl.peer.engine import Peer
+from pdsl.peer.engine import Peer, longest_honest
 from pdsl.peer.node import Node
 from pdsl.peer.roll import Roll
 from pdsl.peer.wire import VECTOR, Answer
@@ -63,6 +63,33 @@ def test_what_a_lost_neighbour_did_not_send_is_replaced_by_the_own_row() -> None
     assert (engine.messages, engine.bytes) == (5, 5 * 4 * d)
     engine.begin(4, frozenset({0, 2}))
     assert engine.lost == {}
+
+
+def test_a_gradient_longer_than_an_honest_one_is_shortened_and_others_are_left_as_they_are() -> None:
+    d = 4
+    honest, lie = torch.tensor([0.5, -0.5, 0.5, -0.5]), torch.full((d,), -1e6)
+    engine = peer(ring(4), Wire(1, {0: honest, 2: lie}))
+    engine.longest = dict.fromkeys(range(4), 3.0)
+    engine.begin(1, frozenset({0, 2}))
+    own = torch.full((d,), 9.0)  # one's own gradient is nobody else's business
+
+    def answered(who: Tensor, asks: Tensor, x: Tensor) -> Tensor:
+        return own.repeat(3, 1)
+
+    (at,) = engine.ask(torch.zeros(1, d), answered)
+    assert torch.equal(at.v[0], honest) and torch.equal(at.v[1], own)
+    assert at.v[2].norm().item() == pytest.approx(3.0) and at.v[2].tolist() == [-1.5] * d
+    assert engine.shortened == [2]
+    engine.begin(2, frozenset({0, 2}))
+    assert engine.shortened == []
+
+
+@pytest.mark.parametrize(("C", "sigma", "d"), [(1.0, 0.01, 650), (0.1, 1.0, 10), (2.0, 0.0, 100)])
+def test_no_honest_gradient_is_too_long(C: float, sigma: float, d: int) -> None:
+    """Four batches of records that all point the same way, and noise: ten thousand times."""
+    noise = sigma * np.random.default_rng(0).normal(size=(10_000, d))
+    noise[:, 0] += 4 * C
+    assert np.linalg.norm(noise, axis=1).max() <= longest_honest(C, sigma, d)
 
 
 T, MEMBERS, LAST = 4, 5, 100

@@ -7,10 +7,15 @@ mixing matrix of the round is symmetric and doubly stochastic still.
 A neighbour that is lost in the middle of a round leaves its edge behind, so that an algorithm never sees edges come and
 go within a step: what it did not send is replaced by the agent's own row, its own model, gradient or momentum. So its
 weight goes to the agent itself here too. The other end may see it differently until the round is over; the row says so.
+
+A gradient that is longer than an honest one could be is shortened to that length before it is used: one message of a
+liar must not undo a round.
 """
 
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,6 +23,14 @@ from torch import Tensor
 from pdsl.engine.base import Answer, Answers, T, ask_at_once, weighted_sum
 from pdsl.graph import Graph
 from pdsl.peer.transport import Transport
+
+MOST_BATCHES = 4.0  # records drawn, in batches of the plan's size: a neighbour may have that many times the mean
+FAR_OUT = 6.0  # the length of noise is σ√d give or take σ; nobody is so far off
+
+
+def longest_honest(C: float, sigma: float, d: int) -> float:
+    """No honest noisy gradient is longer: every record's is clipped to C and divided by the batch's size."""
+    return MOST_BATCHES * C + sigma * (math.sqrt(d) + FAR_OUT)
 
 
 class Peer:
@@ -32,6 +45,8 @@ class Peer:
         self._weights = {int(j): float(w) for j, w in zip(graph.sender[a:b], graph.omega[a:b], strict=True)}
         self.agents = range(me, me + 1)
         self.messages = self.bytes = self.across = 0
+        self.longest: Mapping[int, float] = {}  # neighbour: length that its gradients may have
+        self.shortened: list[int] = []  # neighbours that sent a longer one in this round
         self.lost: dict[int, int] = {}  # neighbour: phase in which it was lost in this round
         self.begin(0, frozenset(self._weights) - {me})
 
@@ -39,7 +54,7 @@ class Peer:
         """Round t, with these neighbours."""
         self._t, self._phase = t, 0
         self._there = set(present)
-        self.lost = {}
+        self.lost, self.shortened = {}, []
         self.waited = 0.0  # seconds in which this round was with the network
         members = sorted({*present, self._me})
         absent = sum(w for j, w in self._weights.items() if j not in members)
@@ -57,7 +72,8 @@ class Peer:
         return self._exchanged({j: rows[j] for j in self._there}, rows[self._me])
 
     def ask(self, x: Tensor, answer: Answer) -> Iterator[Answers]:
-        return ask_at_once(self, x, answer)
+        for at in ask_at_once(self, x, answer):
+            yield replace(at, v=self._plausible(at.v))
 
     def mix(self, x: Tensor) -> Tensor:
         return weighted_sum(self.deliver(x), self.omega.tolist())[None]
@@ -67,6 +83,21 @@ class Peer:
 
     def mean(self, x: Tensor) -> Tensor:
         return x[0].double()
+
+    def _plausible(self, v: Tensor) -> Tensor:
+        """Gradients, a row per edge, none longer than an honest one."""
+        members = self.sender.tolist()
+        lengths = v.double().norm(dim=1).tolist()
+        factors = [
+            min(1.0, self.longest.get(j, math.inf) / length) if length else 1.0
+            for j, length in zip(members, lengths, strict=True)
+        ]
+        self.shortened = [j for j, factor in zip(members, factors, strict=True) if factor < 1 and j != self._me]
+        if not self.shortened:
+            return v
+        return torch.stack(
+            [row * f if j in self.shortened else row for j, row, f in zip(members, v, factors, strict=True)]
+        )
 
     def _exchanged(self, rows: dict[int, Tensor], own: Tensor) -> Tensor:
         """A row per edge: what each neighbour sent, the own row for oneself and for those that are lost."""

@@ -17,7 +17,7 @@ from pdsl.checkpoints import Checkpoint
 from pdsl.errors import PdslError
 from pdsl.parallel import Workers
 from pdsl.peer.account import Account
-from pdsl.peer.engine import Peer
+from pdsl.peer.engine import Peer, longest_honest
 from pdsl.peer.events import Events
 from pdsl.peer.identity import Identity
 from pdsl.peer.join import RUN, joined
@@ -95,6 +95,8 @@ class _Run:
         self.e = experiment(own, plan, net, key, account.mechanism, lambda graph: Peer(graph, self.transport))
         assert isinstance(self.e.engine, Peer)
         self.engine: Peer = self.e.engine
+        C = plan.config.privacy.max_grad_norm
+        self.engine.longest = {j: longest_honest(C, sigma, net.d) for j, sigma in enumerate(self.e.sigma)}
         self.progress = self._progress(account)
         self.stopped: str | None = None  # why, if before the last round
         self.began = time.monotonic()
@@ -182,6 +184,8 @@ class _Run:
         row = self._row(p.t, state.x, account, workers)
         row |= {"seconds": round(time.monotonic() - start, 4), "waited": round(waited + self.engine.waited, 4)}
         row |= self._whole(facts)
+        for j in self.engine.shortened:
+            self.events.log("shortened", round=p.t, who=self.names[j])
         self._keep(p.t, state, row)
         return row
 
@@ -220,6 +224,8 @@ class _Run:
         row: Row = {"round": t, "messages": engine.messages, "bytes": engine.bytes}
         engine.messages = engine.bytes = engine.across = 0
         row["present"] = [self.names[j] for j in engine.sender.tolist() if j != self.me]
+        if engine.shortened:
+            row["shortened"] = [self.names[j] for j in engine.shortened]
         if engine.lost:  # the other end may not agree: W may not be doubly stochastic here
             row["lost"] = {self.names[j]: phase for j, phase in engine.lost.items()}
         if t % self.plan.config.evaluate_every == 0:

@@ -1,0 +1,107 @@
+"""Well-formed messages from neighbours that lie: organisations on this machine, a process each, over mutual TLS.
+
+    python benchmarks/poison.py [--peers 8] [--liars 2] [--rounds 60] [--out DIR]
+
+Everybody talks to everybody; handwritten digits, total ε = 8. The last few have labels flipped (0 for 9, 1 for 8, …)
+in their own folder, or send their gradients turned round, ten or a thousand times as long. With our weights and with
+uniform ones: the mean accuracy of the honest peers' models, and the share of the aggregate that they gave to each liar
+over the last ten rounds.
+"""
+
+import argparse
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from soak import Site, forkserver, free_ports, peer_process, settle
+from torch import Tensor
+
+WEIGHTS = ("evidence", "uniform")
+LIES = ("none", "flipped labels", "reversed 10 times", "reversed 1000 times")
+
+
+def reversing_process(times: float, folder: str, *rest: Any) -> None:
+    """One organisation's process that sends others the opposite of its gradients, so many times as long."""
+    from pdsl.peer.engine import Peer
+
+    honest = Peer.reply
+
+    def reply(self: Peer, v: Tensor) -> Tensor:
+        to_others = (self.sender != self.receiver)[:, None]
+        return honest(self, torch.where(to_others, -times * v, v))
+
+    Peer.reply = reply  # type: ignore[method-assign]
+    peer_process(folder, *rest)
+
+
+@dataclass
+class Liar(Site):
+    times: float = 1.0
+
+    def start(self, most_file_bytes: int | None = None) -> None:
+        arguments = (self.times, str(self.folder), self.namespace, most_file_bytes, str(self.folder / "process.log"))
+        self.process = self.context.Process(target=reversing_process, args=arguments, daemon=True)
+        self.process.start()
+
+
+def flip(folder: Path) -> None:
+    with np.load(folder / "data.npz") as own:
+        x, y = own["x"], own["y"]
+    np.savez(folder / "data.npz", x=x, y=9 - y)
+
+
+def run(folder: Path, peers: int, liars: int, rounds: int, weights: str, lie: str) -> tuple[float, float]:
+    """Mean accuracy of the honest, and the share that they give to a liar."""
+    settings = [f"rounds={rounds}", "model.name=softmax", "algorithm.learning_rate=2.0", "graph.kind=full"]
+    settings += [f"shapley.weighting={weights}"]
+    conduct = {"silence": 10.0, "deadline": 60.0, "start": 120.0}
+    settle(folder, [f"127.0.0.1:{port}" for port in free_ports(peers)], settings, conduct)
+    context = forkserver()
+    sites: list[Site] = []
+    for i in range(peers):
+        lying = i >= peers - liars
+        here = folder / f"org-{i}"
+        if lying and lie == "flipped labels":
+            flip(here)
+        reversed_so_often = float(lie.split()[1]) if lying and lie.startswith("reversed") else None
+        sites.append(
+            Site(here, None, context)
+            if reversed_so_often is None
+            else Liar(here, None, context, times=reversed_so_often)
+        )
+    for site in sites:
+        site.start()
+    for site in sites:
+        site.process.join()
+    honest = sites[: peers - liars]
+    failed = [site.folder.name for site in honest if site.summary is None]
+    if failed:
+        sys.exit(f"no summary from {', '.join(failed)}; see process.log in {folder}")
+    accuracy = float(np.mean([site.summary["accuracy"] for site in honest if site.summary]))
+    shares = [row["shapley"]["share"][-liars:] for site in honest for row in site.rows[-10:]]
+    return accuracy, float(np.mean(shares))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    for name, default in (("peers", 8), ("liars", 2), ("rounds", 60)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--lies", nargs="*", choices=LIES, default=LIES)
+    parser.add_argument("--out", type=Path, help="keep the folders here")
+    a = parser.parse_args()
+    print(f"{a.peers} peers, {a.liars} lie, {a.rounds} rounds\n")
+    print("| lie | weights | accuracy of the honest | a liar's share |\n|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as temporary:
+        for lie in a.lies:
+            for weights in WEIGHTS:
+                folder = (a.out or Path(temporary)) / f"{lie}-{weights}".replace(" ", "-")
+                accuracy, share = run(folder, a.peers, a.liars, a.rounds, weights, lie)
+                print(f"| {lie} | {weights} | {accuracy:.4f} | {share:.4f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
