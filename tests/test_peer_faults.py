@@ -1,6 +1,10 @@
-"""Real processes that are killed, stopped and out of disk: the others go on, and nothing that was paid for is lost."""
+"""Real processes that are killed, stopped, out of disk or out of time: nothing that was paid for is lost."""
 
+import os
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -65,3 +69,78 @@ def test_kill_stop_and_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert any(event["event"] == "missed" for event in stopped.events)
     for neighbour in (killed, filled):  # of the one that was stopped: they went on with whom they had
         assert any(len(row.get("present", ())) == 1 for row in neighbour.rows)
+
+
+CLOCK = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+static time_t ahead(void) {
+    const char *file = getenv("AHEAD_WHILE");
+    return file && access(file, F_OK) == 0 ? 36000 : 0;
+}
+int clock_gettime(clockid_t id, struct timespec *t) {
+    int (*real)(clockid_t, struct timespec *) = dlsym(RTLD_NEXT, "clock_gettime");
+    int found = real(id, t);
+    if (id == CLOCK_REALTIME) t->tv_sec += ahead();
+    return found;
+}
+int gettimeofday(struct timeval *t, void *zone) {
+    int (*real)(struct timeval *, void *) = dlsym(RTLD_NEXT, "gettimeofday");
+    int found = real(t, zone);
+    t->tv_sec += ahead();
+    return found;
+}
+time_t time(time_t *t) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (t) *t = now.tv_sec;
+    return now.tv_sec;
+}
+"""
+
+
+@pytest.mark.skipif(
+    shutil.which("cc") is None, reason="a clock that jumps is made with a C compiler, which is not here"
+)
+def test_a_clock_that_jumps_ten_hours_ahead_and_back_is_noticed_by_nobody(tmp_path: Path) -> None:
+    """The process's own clock, under Python, gRPC and TLS alike; waiting goes by the clock that cannot jump."""
+    source, library, ahead = (tmp_path / name for name in ("clock.c", "clock.so", "ahead"))
+    source.write_text(CLOCK)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+    settings = [f"rounds={ROUNDS}", "model.name=softmax", "graph.kind=ring", "shapley.weighting=uniform"]
+    settings += ["privacy.noise_multiplier=1.0", "privacy.target_epsilon=100"]
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(3)]
+    settle(tmp_path, addresses, settings, {"silence": 10.0, "deadline": 60.0, "start": 120.0})
+    jumping, *others = sites = [Site(tmp_path / f"org-{i}", None, forkserver()) for i in range(3)]
+    for site in others:
+        site.start()
+    own = {**os.environ, "OMP_NUM_THREADS": "1", "LD_PRELOAD": str(library), "AHEAD_WHILE": str(ahead)}
+    command = [sys.executable, "-m", "pdsl", "peer", "run", str(jumping.folder), "--json"]
+    process = subprocess.Popen(command, env=own, stdout=subprocess.DEVNULL)
+    try:
+        until(lambda: len(jumping.rows) >= 5)
+        now = time.time()
+        ahead.touch()
+        until(lambda: len(jumping.rows) >= 15)
+        ahead.unlink()
+        assert process.wait(300) == 0
+        until(lambda: all(site.process.exitcode == 0 for site in others))
+        jumped = subprocess.run(
+            [sys.executable, "-c", "import time; print(time.time())"],
+            env={**own, "AHEAD_WHILE": str(library)},
+            capture_output=True,
+            check=True,
+        )
+        assert float(jumped.stdout) - now > 35_000  # the clock did jump for a process like that
+    finally:
+        process.kill()
+        for site in others:
+            site.signal(signal.SIGKILL)
+    for site in sites:
+        assert [row["round"] for row in site.rows] == list(range(1, ROUNDS + 1))
+        assert all(len(row["present"]) == 2 and "lost" not in row for row in site.rows)
+        assert sent_equals_charged(site)
