@@ -1,10 +1,12 @@
 """Does Shapley weighting help, and when? PDSL against the same with uniform weights and with the paper's.
 
-    python benchmarks/questions.py [clean flipped1 flipped3 noise3 idle3 without3 settings] [--seeds 3] [--rounds 40]
-        [--first-seed 0] [--graph full]
+    python benchmarks/questions.py [clean flipped1 flipped3 noise3 idle3 without3 mu0.05 mu1 mu10 settings paper]
+        [--weights ours uniform] [--seeds 3] [--rounds 40] [--first-seed 0] [--graph full]
 
-Real MNIST, ten agents, total ε = 4, Dirichlet μ = 0.25. Each line is so many runs; interrupted, the same
-command goes on with what is missing. Results stay in --out, and are printed as a Markdown table.
+Real MNIST, ten agents, total ε = 4, Dirichlet μ = 0.25 where nothing else is said. `settings` are ours with one of them
+changed, against three agents with flipped labels; `paper` are the paper's, among honest agents. Each line is so many
+runs; interrupted, the same command goes on with what is missing. Results stay in --out, and are printed as a Markdown
+table.
 """
 
 import argparse
@@ -31,11 +33,11 @@ BASE = {
     "evaluate_every": 10,
     "engine.workers": 1,
 }
-PAPER = {"shapley.weighting": "minmax", "shapley.value": "accuracy", "shapley.probe": 1}
+PAPER = {"shapley.weighting": "minmax", "shapley.value": "accuracy", "shapley.probe": 1, "shapley.floor": 0}
 WEIGHTS: dict[str, dict[str, Any]] = {
     "ours": {},
     "uniform": {"shapley.weighting": "uniform"},
-    "the paper's (λ = 0)": PAPER | {"shapley.floor": 0},
+    "the paper's (λ = 0)": PAPER,
 }
 AGENTS: dict[str, dict[str, Any]] = {
     "clean": {},
@@ -44,6 +46,9 @@ AGENTS: dict[str, dict[str, Any]] = {
     "noise3": {"rogue.noise": 3},
     "idle3": {"rogue.idle": 3},
     "without3": {"rogue.idle": 3, "algorithm.learning_rate": 4.0},  # seven messages of ten, in steps as long as ten's
+    "mu0.05": {"partition.mu": 0.05},
+    "mu1": {"partition.mu": 1},
+    "mu10": {"partition.mu": 10},
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "worth by accuracy": {"shapley.value": "accuracy"},
@@ -53,15 +58,27 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "min-max": {"shapley.weighting": "minmax"},
     "λ = 0": {"shapley.floor": 0},
     "λ = 0.5": {"shapley.floor": 0.5},
+    "Monte Carlo, R = 5": {"shapley.estimator": "montecarlo", "shapley.permutations": 5},
+    "Monte Carlo, R = 20": {"shapley.estimator": "montecarlo", "shapley.permutations": 20},
 }
-SLUG = str.maketrans({" ": "-", "'": "", "(": "", ")": "", "λ": "floor", "=": ""})
+PAPERS: dict[str, dict[str, Any]] = {
+    "v(∅) = 0": PAPER | {"shapley.empty": "zero"},
+    "λ = 0.5": PAPER | {"shapley.floor": 0.5},
+    "worth by loss": PAPER | {"shapley.value": "loss"},
+    "a tenth of a step": PAPER | {"shapley.probe": 0.1},
+}
+NAMES = {"ours": "ours", "uniform": "uniform", "paper": "the paper's (λ = 0)"}
+SLUG = str.maketrans({" ": "-", "'": "", "(": "", ")": "", "λ": "floor", "=": "", ",": "", "∅": "empty"})
 
 
-def questions(asked: list[str]) -> dict[tuple[str, str], dict[str, Any]]:
+def questions(asked: list[str], weights: list[str]) -> dict[tuple[str, str], dict[str, Any]]:
     """(agents, weights) of every line, and what it sets."""
-    found = {(who, how): AGENTS[who] | WEIGHTS[how] for who in asked if who in AGENTS for how in WEIGHTS}
+    chosen = [NAMES[name] for name in weights]
+    found = {(who, how): AGENTS[who] | WEIGHTS[how] for who in asked if who in AGENTS for how in chosen}
     if "settings" in asked:
         found |= {("flipped3", name): AGENTS["flipped3"] | change for name, change in SETTINGS.items()}
+    if "paper" in asked:
+        found |= {("clean", f"the paper's, {name}"): change for name, change in PAPERS.items()}
     return found
 
 
@@ -73,7 +90,8 @@ def cell(question: tuple[str, str], change: dict[str, Any], graph: str, rounds: 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("asked", nargs="*", choices=[*AGENTS, "settings"], default=["clean", "flipped3"])
+    parser.add_argument("asked", nargs="*", choices=[*AGENTS, "settings", "paper"], default=["clean", "flipped3"])
+    parser.add_argument("--weights", nargs="*", choices=NAMES, default=list(NAMES))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--graph", default="full")
@@ -81,7 +99,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int)
     parser.add_argument("--out", type=Path, default=Path("runs/questions"))
     options = parser.parse_args()
-    asked = questions(options.asked)
+    asked = questions(options.asked, options.weights)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     cells = {
         (question, seed): cell(question, change, options.graph, options.rounds, seed)
