@@ -31,7 +31,13 @@ def settings(seed: int, rounds: int, estimator: str) -> dict[str, Any]:
         "model": {"name": "mnist-cnn", "channels": [8, 16], "norm": "rms"},
         "batch": {"size": 250},
         "algorithm": {"name": "pdsl", "learning_rate": 2.0},
-        "shapley": {"estimator": estimator, "permutations": 20, "sample": SAMPLE, "check_every": 0},
+        "shapley": {
+            "estimator": estimator,
+            "permutations": 20,
+            "orders": "independent",
+            "sample": SAMPLE,
+            "check_every": 0,
+        },
         "privacy": {"target_epsilon": 1.0},
     }
 
