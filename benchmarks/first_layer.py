@@ -1,0 +1,38 @@
+"""Would it pay to share the first layer between coalitions? Real MNIST, the paper's CNN with 16 and 32 channels.
+
+    python benchmarks/first_layer.py
+
+What the first layer gives is linear in its parameters, so a coalition's is the mean of its members': along a
+permutation, one sum and one scaling of what is kept in memory could take the convolution's place. One thread, medians
+in turns.
+"""
+
+import statistics
+from typing import cast
+
+import torch
+from torch import nn
+
+from pdsl.bench.measure import mnist, seconds
+from pdsl.models import EVALUATION_BLOCK, channels_last
+from pdsl.parallel import Workers
+
+REPEATS = 41
+
+
+def main() -> None:
+    e = mnist("ring", 10)
+    images = channels_last(e.validation[0][:EVALUATION_BLOCK])
+    with Workers(1), torch.no_grad():
+        network = cast(nn.Sequential, e.network.replica().load(e.network.start()))
+        first = network[0]
+        member, total = first(images), first(images)
+        ways = (lambda: network(images), lambda: first(images), lambda: total.add_(member) * 0.5)
+        rounds = [[seconds(way) for way in ways] for _ in range(REPEATS + 1)][1:]
+    whole, convolution, sharing = (statistics.median(times) for times in zip(*rounds, strict=True))
+    print(f"the first layer is {convolution / whole:.2f} of a forward pass over {EVALUATION_BLOCK} images")
+    print(f"a sum and a scaling in its place take {sharing / convolution:.2f} times as long as it does")
+
+
+if __name__ == "__main__":
+    main()
