@@ -5,7 +5,7 @@ is the whole of the theory; estimators differ in which coalitions they look at. 
 positions 0..k-1 of a neighbourhood's members, so that a set met twice is valued once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -29,6 +29,7 @@ EXACT_TO = 5  # members up to which 'auto' values every coalition's true model: 
 EXACT_LOGITS_TO = 10  # members up to which 'fast' looks at every coalition; beyond, at R permutations
 EXACT_LIMIT = 14  # members beyond which 'exact' is refused: 2^k evaluations, and sums that float64 no longer holds
 
+SMALL_WORK = 2**20  # records times parameters up to which coalitions are valued together, to spare calls
 LOGITS_BLOCK = 250  # records for which all coalitions' logits are held at once
 CHECKED = 4  # coalitions in a check of 'fast'
 LOSS_UNIT = 2**-20  # losses are counted in whole numbers of it, as accuracy is in records
@@ -275,12 +276,17 @@ class Validation:
 
     def _evaluate(self, games: "list[_Game]") -> None:
         """Fill in the value of every coalition asked for, all workers busy."""
-        true = [(game, s) for game in games if game.estimator != "fast" for s in game.values]
-        found = self.workers.map(
-            lambda task: self._worth_of_model(task[0].models[members(task[1])].mean(0), task[0].worth), true
-        )
-        for (game, s), units in zip(true, found, strict=True):
-            game.values[s] = units  # the coalition's model is the mean of its members' models: equation 17
+        together = max(1, SMALL_WORK // (len(self.labels) * self.network.d))
+        true = [(game, list(game.values)) for game in games if game.estimator != "fast"]
+        tasks = [(game, s[n : n + together]) for game, s in true for n in range(0, len(s), together)]
+
+        def worth_of_coalitions(task: tuple[_Game, list[int]]) -> list[int]:
+            game, masks = task
+            models = [game.models[members(s)].mean(0) for s in masks]  # equation 17: the mean of its members' models
+            return self._worth_of(models, game.worth)
+
+        for (game, masks), units in zip(tasks, self.workers.map(worth_of_coalitions, tasks), strict=True):
+            game.values.update(zip(masks, units, strict=True))
         for game in games:
             if game.estimator == "fast":
                 self._evaluate_by_logits(game)
@@ -297,14 +303,16 @@ class Validation:
         found = self.workers.map(lambda at: _worth_of_means(logits[:, at], masks, self.labels[at], game.worth), blocks)
         game.values.update(zip(masks, torch.stack(found).sum(0).tolist(), strict=True))
 
-    def _worth_of_model(self, x: Tensor, worth: "Worth") -> int:
-        return int(worth.of(self.network.logits(x, self.inputs), self.labels))
+    def _worth_of(self, models: Iterable[Tensor], worth: "Worth") -> list[int]:
+        logits = torch.stack([self.network.logits(x, self.inputs) for x in models])
+        found: list[int] = worth.of(logits, self.labels).tolist()
+        return found
 
     def _worth_of_models(self, x: Tensor, worth: "Worth") -> list[int]:
         """The value on Q of each model [n, d]; equal models are evaluated once."""
         digests = row_digests(x)
         distinct = {digest: row for row, digest in enumerate(digests)}
-        found = self.workers.map(lambda row: self._worth_of_model(x[row], worth), distinct.values())
+        found = self.workers.map(lambda row: self._worth_of(x[row : row + 1], worth)[0], distinct.values())
         of = dict(zip(distinct, found, strict=True))
         return [of[digest] for digest in digests]
 
