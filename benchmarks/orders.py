@@ -3,13 +3,15 @@
     python benchmarks/orders.py [rounds]
 
 After so many rounds, all 1,024 coalitions of an agent's messages are valued by their true models. That gives its
-Shapley values, and lets R = 20 orders be drawn a thousand times, of either kind.
+Shapley values, and lets R = 20 orders be drawn a thousand times: independent ones, as many pairs of one and its
+reverse, and those read off a circle.
 """
 
 import sys
 from itertools import chain, combinations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pdsl.algorithms import PDSL
 from pdsl.config import validated
@@ -52,26 +54,31 @@ def coalition_values(rounds: int, value: str, probe: float) -> Values:
     return np.array(found, dtype=np.float64)
 
 
+def orders(how: str, generator: np.random.Generator) -> NDArray[np.int64]:
+    if how == "mirrored":
+        half = drawn(MEMBERS, ShapleySettings(permutations=R // 2, orders="independent"), generator)
+        return np.concatenate([half, half[:, ::-1]])
+    return drawn(MEMBERS, ShapleySettings.model_validate({"permutations": R, "orders": how}), generator)
+
+
 def error_and_cost(values: Values, how: str) -> tuple[float, float]:
     """Root of the mean squared error of φ over draws and members, and the mean number of coalitions to evaluate."""
-    plan = exact(MEMBERS)
+    plan, generator = exact(MEMBERS), np.random.default_rng(0)
     true = plan.phi(values[list(plan.coalitions)], MEMBERS)
-    settings = ShapleySettings.model_validate({"permutations": R, "orders": how})
-    generator = np.random.default_rng(0)
-    plans = [monte_carlo(drawn(MEMBERS, settings, generator)) for _ in range(DRAWS)]
+    plans = [monte_carlo(orders(how, generator)) for _ in range(DRAWS)]
     errors = [plan.phi(values[list(plan.coalitions)], MEMBERS) - true for plan in plans]
     return float(np.sqrt(np.mean(np.square(errors)))), float(np.mean([len(plan.coalitions) for plan in plans]))
 
 
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 10
-    print("| worth | error, independent over circular | coalitions, independent | coalitions, circular |")
-    print("|---|---|---|---|")
+    print("| worth | orders | error | coalitions |\n|---|---|---|---|")
     for value, probe in (("loss", 0.1), ("accuracy", 1.0)):
         values = coalition_values(rounds, value, probe)
-        independent, circular = (error_and_cost(values, how) for how in ("independent", "circular"))
-        ratio = independent[0] / circular[0]
-        print(f"| {value}, {probe:g} of a step | {ratio:.2f} | {independent[1]:.0f} | {circular[1]:.0f} |", flush=True)
+        found = {how: error_and_cost(values, how) for how in ("independent", "mirrored", "circular")}
+        for how, (error, coalitions) in found.items():
+            relative = error / found["independent"][0]
+            print(f"| {value}, {probe:g} of a step | {how} | {relative:.2f} | {coalitions:.0f} |", flush=True)
 
 
 if __name__ == "__main__":

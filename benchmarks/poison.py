@@ -1,11 +1,11 @@
 """Well-formed messages from neighbours that lie: organisations on this machine, a process each, over mutual TLS.
 
-    python benchmarks/poison.py [--peers 8] [--liars 2] [--rounds 60] [--out DIR]
+    python benchmarks/poison.py [--peers 8] [--liars 2] [--rounds 60] [--lies LIE …] [--out DIR]
 
 Everybody talks to everybody; handwritten digits, total ε = 8. The last few have labels flipped (0 for 9, 1 for 8, …)
-in their own folder, or send their gradients turned round, ten or a thousand times as long. With our weights and with
-uniform ones: the mean accuracy of the honest peers' models, and the share of the aggregate that they gave to each liar
-over the last ten rounds.
+in their own folder, or send their gradients turned round, ten or a thousand times as long; `model too`: and let that
+into the models that they send. With our weights and with uniform ones: the mean accuracy of the honest peers' models,
+and the share of the aggregate that they gave to each liar over the last ten rounds.
 """
 
 import argparse
@@ -21,18 +21,18 @@ from soak import Site, forkserver, free_ports, peer_process, settle
 from torch import Tensor
 
 WEIGHTS = ("evidence", "uniform")
-LIES = ("none", "flipped labels", "reversed 10 times", "reversed 1000 times")
+LIES = ("none", "flipped labels", "reversed 10 times", "reversed 1000 times", "reversed 1000 times, model too")
 
 
-def reversing_process(times: float, folder: str, *rest: Any) -> None:
+def reversing_process(times: float, own_too: bool, folder: str, *rest: Any) -> None:
     """One organisation's process that sends others the opposite of its gradients, so many times as long."""
     from pdsl.peer.engine import Peer
 
     honest = Peer.reply
 
     def reply(self: Peer, v: Tensor) -> Tensor:
-        to_others = (self.sender != self.receiver)[:, None]
-        return honest(self, torch.where(to_others, -times * v, v))
+        lied = (self.sender != self.receiver)[:, None] | torch.tensor(own_too)
+        return honest(self, torch.where(lied, -times * v, v))
 
     Peer.reply = reply  # type: ignore[method-assign]
     peer_process(folder, *rest)
@@ -41,9 +41,17 @@ def reversing_process(times: float, folder: str, *rest: Any) -> None:
 @dataclass
 class Liar(Site):
     times: float = 1.0
+    own_too: bool = False
 
     def start(self, most_file_bytes: int | None = None) -> None:
-        arguments = (self.times, str(self.folder), self.namespace, most_file_bytes, str(self.folder / "process.log"))
+        arguments = (
+            self.times,
+            self.own_too,
+            str(self.folder),
+            self.namespace,
+            most_file_bytes,
+            str(self.folder / "process.log"),
+        )
         self.process = self.context.Process(target=reversing_process, args=arguments, daemon=True)
         self.process.start()
 
@@ -67,12 +75,11 @@ def run(folder: Path, peers: int, liars: int, rounds: int, weights: str, lie: st
         here = folder / f"org-{i}"
         if lying and lie == "flipped labels":
             flip(here)
-        reversed_so_often = float(lie.split()[1]) if lying and lie.startswith("reversed") else None
-        sites.append(
-            Site(here, None, context)
-            if reversed_so_often is None
-            else Liar(here, None, context, times=reversed_so_often)
-        )
+        if lying and lie.startswith("reversed"):
+            times = float(lie.split()[1])
+            sites.append(Liar(here, None, context, times=times, own_too=lie.endswith("model too")))
+        else:
+            sites.append(Site(here, None, context))
     for site in sites:
         site.start()
     for site in sites:
@@ -82,7 +89,7 @@ def run(folder: Path, peers: int, liars: int, rounds: int, weights: str, lie: st
     if failed:
         sys.exit(f"no summary from {', '.join(failed)}; see process.log in {folder}")
     accuracy = float(np.mean([site.summary["accuracy"] for site in honest if site.summary]))
-    shares = [row["shapley"]["share"][-liars:] for site in honest for row in site.rows[-10:]]
+    shares = [row["shapley"]["share"][-liars:] for site in honest for row in site.rows[-10:] if "shapley" in row]
     return accuracy, float(np.mean(shares))
 
 
@@ -93,6 +100,8 @@ def main() -> None:
     parser.add_argument("--lies", nargs="*", choices=LIES, default=LIES)
     parser.add_argument("--out", type=Path, help="keep the folders here")
     a = parser.parse_args()
+    if not 0 < a.liars < a.peers:
+        parser.error("--liars: at least one, and not all of --peers")
     print(f"{a.peers} peers, {a.liars} lie, {a.rounds} rounds\n")
     print("| lie | weights | accuracy of the honest | a liar's share |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as temporary:

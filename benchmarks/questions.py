@@ -61,7 +61,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "Monte Carlo, R = 5": {"shapley.estimator": "montecarlo", "shapley.permutations": 5},
     "Monte Carlo, R = 20": {"shapley.estimator": "montecarlo", "shapley.permutations": 20},
 }
-PAPERS: dict[str, dict[str, Any]] = {
+NEAR_THE_PAPER: dict[str, dict[str, Any]] = {
     "v(∅) = 0": PAPER | {"shapley.empty": "zero"},
     "λ = 0.5": PAPER | {"shapley.floor": 0.5},
     "worth by loss": PAPER | {"shapley.value": "loss"},
@@ -78,7 +78,7 @@ def questions(asked: list[str], weights: list[str]) -> dict[tuple[str, str], dic
     if "settings" in asked:
         found |= {("flipped3", name): AGENTS["flipped3"] | change for name, change in SETTINGS.items()}
     if "paper" in asked:
-        found |= {("clean", f"the paper's, {name}"): change for name, change in PAPERS.items()}
+        found |= {("clean", f"the paper's, {name}"): change for name, change in NEAR_THE_PAPER.items()}
     return found
 
 

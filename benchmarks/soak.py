@@ -29,7 +29,6 @@ import numpy as np
 PRELOADED = [
     "pdsl.peer.run",
     "pdsl.peer.identity",
-    "sklearn.datasets",
     "dp_accounting.pld",
     "grpc.aio",
     "scipy.special",

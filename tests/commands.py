@@ -29,7 +29,7 @@ PATIENCE = 60.0  # seconds, for what should take less than one
 
 # Forked from a server that has imported torch already, a process is there in milliseconds instead of seconds.
 forking = get_context("forkserver")
-forking.set_forkserver_preload(["pdsl.runner", "pdsl.cli", "pdsl.progress", "sklearn.datasets", "dp_accounting.pld"])
+forking.set_forkserver_preload(["pdsl.runner", "pdsl.cli", "pdsl.progress", "dp_accounting.pld"])
 
 
 class Outcome(NamedTuple):

@@ -12,6 +12,7 @@ from pdsl.peer.engine import Peer, longest_honest
 from pdsl.peer.node import Node
 from pdsl.peer.roll import Roll
 from pdsl.peer.wire import VECTOR, Answer
+from pdsl.settings import PrivacySettings
 
 
 class Wire:
@@ -65,31 +66,46 @@ def test_what_a_lost_neighbour_did_not_send_is_replaced_by_the_own_row() -> None
     assert engine.lost == {}
 
 
+def asked(engine: Peer, own: Tensor) -> Tensor:
+    """What comes of it if everybody is asked, and the own answers are these."""
+    (at,) = engine.ask(torch.zeros(1, len(own)), lambda who, asks, x: own.repeat(len(x), 1))
+    return at.v
+
+
 def test_a_gradient_longer_than_an_honest_one_is_shortened_and_others_are_left_as_they_are() -> None:
     d = 4
     honest, lie = torch.tensor([0.5, -0.5, 0.5, -0.5]), torch.full((d,), -1e6)
     engine = peer(ring(4), Wire(1, {0: honest, 2: lie}))
-    engine.longest = dict.fromkeys(range(4), 3.0)
+    engine.longest = [3.0] * 4
     engine.begin(1, frozenset({0, 2}))
     own = torch.full((d,), 9.0)  # one's own gradient is nobody else's business
-
-    def answered(who: Tensor, asks: Tensor, x: Tensor) -> Tensor:
-        return own.repeat(3, 1)
-
-    (at,) = engine.ask(torch.zeros(1, d), answered)
-    assert torch.equal(at.v[0], honest) and torch.equal(at.v[1], own)
-    assert at.v[2].norm().item() == pytest.approx(3.0) and at.v[2].tolist() == [-1.5] * d
+    v = asked(engine, own)
+    assert torch.equal(v[0], honest) and torch.equal(v[1], own)
+    assert v[2].tolist() == [-1.5] * d
     assert engine.shortened == [2]
     engine.begin(2, frozenset({0, 2}))
     assert engine.shortened == []
 
 
-@pytest.mark.parametrize(("C", "sigma", "d"), [(1.0, 0.01, 650), (0.1, 1.0, 10), (2.0, 0.0, 100)])
-def test_no_honest_gradient_is_too_long(C: float, sigma: float, d: int) -> None:
-    """Four batches of records that all point the same way, and noise: ten thousand times."""
-    noise = sigma * np.random.default_rng(0).normal(size=(10_000, d))
-    noise[:, 0] += 4 * C
-    assert np.linalg.norm(noise, axis=1).max() <= longest_honest(C, sigma, d)
+def test_the_own_row_in_the_place_of_a_lost_neighbour_is_not_shortened() -> None:
+    engine = peer(ring(4), Wire(1, {0: torch.ones(4)}))
+    engine.longest = [3.0] * 4
+    engine.begin(1, frozenset({0, 2}))
+    own = torch.full((4,), 9.0)
+    assert torch.equal(asked(engine, own)[2], own)
+    assert set(engine.lost) == {2} and engine.shortened == []
+
+
+@pytest.mark.parametrize("size", [1, 16, 64])
+@pytest.mark.parametrize("clipping", ["per-sample", "batch"])
+def test_no_honest_gradient_of_four_times_the_agreed_records_is_too_long(clipping: str, size: int) -> None:
+    """All records alike, as many as Poisson draws of them, and noise: ten thousand rounds."""
+    d, sigma, rng = 650, 0.02, np.random.default_rng(0)
+    privacy = PrivacySettings.model_validate({"clipping": clipping, "max_grad_norm": 0.5})
+    drawn = rng.binomial(40 * size, 0.1, size=10_000)  # agreed: ten batches' worth; here: forty
+    signal = 0.5 * (np.minimum(drawn, size) if clipping == "batch" else drawn) / size
+    along, across = sigma * rng.normal(size=len(drawn)), sigma * np.sqrt(rng.chisquare(d - 1, size=len(drawn)))
+    assert np.hypot(signal + along, across).max() <= longest_honest(privacy, size, sigma, d)
 
 
 T, MEMBERS, LAST = 4, 5, 100

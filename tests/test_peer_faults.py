@@ -104,7 +104,8 @@ time_t time(time_t *t) {
 
 
 @pytest.mark.skipif(
-    shutil.which("cc") is None, reason="a clock that jumps is made with a C compiler, which is not here"
+    sys.platform != "linux" or shutil.which("cc") is None,
+    reason="a clock that jumps is made with a C compiler and Linux's LD_PRELOAD, which are not here",
 )
 def test_a_clock_that_jumps_ten_hours_ahead_and_back_is_noticed_by_nobody(tmp_path: Path) -> None:
     """The process's own clock, under Python, gRPC and TLS alike; waiting goes by the clock that cannot jump."""
@@ -124,8 +125,9 @@ def test_a_clock_that_jumps_ten_hours_ahead_and_back_is_noticed_by_nobody(tmp_pa
     try:
         until(lambda: len(jumping.rows) >= 5)
         now = time.time()
+        before = len(jumping.rows)
         ahead.touch()
-        until(lambda: len(jumping.rows) >= 15)
+        until(lambda: len(jumping.rows) >= before + 5)
         ahead.unlink()
         assert process.wait(300) == 0
         until(lambda: all(site.process.exitcode == 0 for site in others))

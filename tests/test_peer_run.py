@@ -95,6 +95,25 @@ def test_peers_end_with_the_models_of_one_process(
         assert json.loads((folder / "ledger.json").read_text())["messages"][member.card.name] == 3
 
 
+def test_a_liar_is_shortened_and_named(tmp_path: Path, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    members = organisations(tmp_path, 3)
+    _, task = with_data(members)
+    all_joined(members, agreed(members, task, QUICK))
+    reply = Peer.reply
+
+    def replied(engine: Peer, v: Tensor) -> Tensor:
+        return reply(engine, -1000 * v if engine.agents.start == 2 else v)
+
+    monkeypatch.setattr(Peer, "reply", replied)
+    everybody(members, loop)
+    honest, liar = members[:2], members[2].card.name
+    for member in honest:
+        rows = [json.loads(line) for line in (member.folder / "run" / "rows.jsonl").read_text().splitlines()]
+        assert [row["shortened"] for row in rows] == [[liar]] * 3
+        events = [json.loads(line) for line in (member.folder / "run" / "events.jsonl").read_text().splitlines()]
+        assert [(e["round"], e["who"]) for e in events if e["event"] == "shortened"] == [(t, liar) for t in (1, 2, 3)]
+
+
 class CrashError(Exception):
     """What a test does to a peer."""
 

@@ -106,14 +106,14 @@ def test_a_circle_puts_everyone_everywhere_twice() -> None:
     assert len(monte_carlo(orders).coalitions) == 7 * 6 + 2  # arcs of every length from every member, all and nobody
 
 
-@pytest.mark.parametrize("R", [1, 3, 7, 14, 15, 40])
+@pytest.mark.parametrize("R", [1, 3, 4, 6, 8, 19])
 @pytest.mark.parametrize("how", ["circular", "independent"])
 def test_as_many_orders_as_asked_for_and_each_uniform(how: str, R: int) -> None:
-    orders = [orders_of(3, R, how, seed) for seed in range(600)]
-    assert {o.shape for o in orders} == {(R, 3)}
-    for r in (0, R - 1):
+    orders = [orders_of(4, R, how, seed) for seed in range(1200)]
+    assert {o.shape for o in orders} == {(R, 4)}
+    for r in {0, R // 2, R - 1}:
         counts = Counter(tuple(o[r].tolist()) for o in orders)
-        assert len(counts) == 6
+        assert len(counts) == 24
         assert chisquare(list(counts.values())).pvalue > 1e-6
 
 
@@ -125,21 +125,20 @@ def test_circular_orders_are_unbiased(game: Game) -> None:
     assert (np.abs(np.mean(estimates, axis=0) - game.shapley) <= 5 * error + 1e-9).all()
 
 
-def test_a_circle_is_exact_where_a_coalition_is_worth_the_mean_of_its_members() -> None:
+@pytest.mark.parametrize(("k", "R", "most"), [(8, 16, 0.7), (12, 20, 0.8), (12, 5, 0.9), (13, 6, 0.9)])
+def test_circles_err_less_where_a_coalition_is_worth_the_mean_of_its_members(k: int, R: int, most: float) -> None:
     """To first order that is what messages are: a coalition's model is the mean of its members' models."""
-    worth = np.random.default_rng(2).normal(size=8)
+    worth = np.random.default_rng(2).normal(size=k)
 
     def mean(S: frozenset[int]) -> float:
         return float(worth[sorted(S)].mean()) if S else 0.0
 
-    true = valued(exact(8), mean, 8)
+    true = valued(exact(k), mean, k)
     errors = {
-        how: np.sqrt(
-            np.mean([(valued(monte_carlo(orders_of(8, 16, how, seed)), mean, 8) - true) ** 2 for seed in range(50)])
-        )
+        how: np.mean([(valued(monte_carlo(orders_of(k, R, how, seed)), mean, k) - true) ** 2 for seed in range(120)])
         for how in ("circular", "independent")
     }
-    assert errors["circular"] < 0.6 * errors["independent"]
+    assert np.sqrt(errors["circular"]) < most * np.sqrt(errors["independent"])
 
 
 @st.composite

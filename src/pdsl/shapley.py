@@ -95,16 +95,21 @@ def drawn(k: int, settings: ShapleySettings, generator: np.random.Generator) -> 
     """R orders of k members [R, k], each of them uniform: Algorithm 2, line 3.
 
     `circular`: members stand in a random circle, which is read from each of them and then backwards from each; another
-    circle if R is more than that. Everyone comes first equally often, second equally often, and so on, and the
-    coalitions are arcs of the circle, of which few are new: less chance, and less to evaluate.
+    circle if R is more than that, and from evenly spaced ones if it is less. With R = 2k everyone has every place
+    equally often, and the backward readings meet the same coalitions again, the arcs of the circle.
     """
     R = settings.permutations
     if settings.orders == "independent":
         return generator.permuted(np.tile(np.arange(k), (R, 1)), axis=1)
-    circles = generator.permuted(np.tile(np.arange(k), (-(-R // (2 * k)), 1)), axis=1)
-    from_each = (np.arange(k)[:, None] + np.arange(k)) % k
-    forwards = circles[:, from_each]  # [circles, k, k]
-    return np.concatenate([forwards, forwards[:, :, ::-1]], axis=1).reshape(-1, k)[:R]
+    orders = []
+    for left in range(R, 0, -2 * k):
+        circle = generator.permutation(k)
+        forwards = min(left, k)
+        backwards = min(left, 2 * k) - forwards
+        for way, readings in ((circle, forwards), (circle[::-1], backwards)):
+            starts = np.arange(readings) * k // max(readings, 1)
+            orders.append(way[(starts[:, None] + np.arange(k)) % k])
+    return np.concatenate(orders)
 
 
 def members(mask: int) -> list[int]:

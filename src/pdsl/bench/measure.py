@@ -28,7 +28,7 @@ from pdsl.train import Apparatus, Experiment, apparatus, first_state, prepare
 
 R = 20
 B = 250
-LITERALLY = {"value": "accuracy", "probe": 1.0, "orders": "independent"}  # a message's worth by the paper's letter
+LITERALLY = {"value": "accuracy", "probe": 1.0, "orders": "independent"}  # by the paper's letter
 MATRIX = 1024  # side of the matrices whose product is the machine's peak
 FORWARD = 2 * (9 * 16 * 784 + 9 * 16 * 32 * 196 + 32 * 49 * 10)  # operations on one image
 GRADIENT = 3 * FORWARD - 2 * 9 * 16 * 784  # nobody asks for the derivative by the image

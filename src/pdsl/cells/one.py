@@ -71,12 +71,13 @@ def finished(name: str, config: Config, folder: Path) -> Score | None:
 
 
 def _check(path: Path, config: Config) -> None:
-    """Refuse a run that was begun under other settings. Settings that did not exist then are not looked at."""
+    """Refuse a run that was begun under other settings, or before there was one of them."""
     then, now = (_flat(values) for values in (RunDirectory.open(path).config(), config.as_dict()))
-    for key, value in then.items():
-        if now.get(key) != value:
+    for key in then | now:
+        if now.get(key) != then.get(key):
+            was, is_now = (values.get(key, "not set") for values in (then, now))
             raise PdslError(
-                f"{path} was run with {key}={value}, which is now {now.get(key)}; move it away, or choose another --out"
+                f"{path} was run with {key}={was}, which is now {is_now}; move it away, or choose another --out"
             )
 
 

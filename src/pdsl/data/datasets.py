@@ -93,7 +93,7 @@ def _digits() -> Data:
     """1,797 images of 8 by 8 in 17 greys, shipped with scikit-learn. It has no test set of its own: a third of each
     class, drawn once and for all (not by the run's seed), is the test set."""
     table = _shipped_digits()
-    images, labels = table[:, :-1].astype(np.float64), table[:, -1]
+    images, labels = table[:, :-1], table[:, -1]
     generator = Streams(0).generator("digits/test")
     test = np.zeros(len(labels), dtype=bool)
     for label in range(10):

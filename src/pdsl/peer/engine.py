@@ -8,13 +8,13 @@ A neighbour that is lost in the middle of a round leaves its edge behind, so tha
 go within a step: what it did not send is replaced by the agent's own row, its own model, gradient or momentum. So its
 weight goes to the agent itself here too. The other end may see it differently until the round is over; the row says so.
 
-A gradient that is longer than an honest one could be is shortened to that length before it is used: one message of a
-liar must not undo a round.
+A neighbour's answer to `ask`, a gradient, that is longer than an honest one would be is shortened to that length before
+it is used: one message of a liar must not undo a round.
 """
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -23,14 +23,19 @@ from torch import Tensor
 from pdsl.engine.base import Answer, Answers, T, ask_at_once, weighted_sum
 from pdsl.graph import Graph
 from pdsl.peer.transport import Transport
+from pdsl.settings import PrivacySettings
 
-MOST_BATCHES = 4.0  # records drawn, in batches of the plan's size: a neighbour may have that many times the mean
-FAR_OUT = 6.0  # the length of noise is σ√d give or take σ; nobody is so far off
+MOST_BATCHES = 4.0  # a neighbour may have that many times the records that the plan says, and draw as many
+FAR_OUT = 6.0  # standard deviations, of the number drawn and of the noise's length; nobody is so far off
 
 
-def longest_honest(C: float, sigma: float, d: int) -> float:
-    """No honest noisy gradient is longer: every record's is clipped to C and divided by the batch's size."""
-    return MOST_BATCHES * C + sigma * (math.sqrt(d) + FAR_OUT)
+def longest_honest(privacy: PrivacySettings, batch: int, sigma: float, d: int) -> float:
+    """No honest noisy gradient is longer, but of who has more than four times the agreed records.
+
+    A batch clipped as a whole has at most length C. Records clipped one by one have C each, over the batch's size.
+    """
+    batches = 1.0 if privacy.clipping == "batch" else MOST_BATCHES + FAR_OUT * math.sqrt(MOST_BATCHES / batch)
+    return batches * privacy.max_grad_norm + sigma * (math.sqrt(d) + FAR_OUT)
 
 
 class Peer:
@@ -45,7 +50,7 @@ class Peer:
         self._weights = {int(j): float(w) for j, w in zip(graph.sender[a:b], graph.omega[a:b], strict=True)}
         self.agents = range(me, me + 1)
         self.messages = self.bytes = self.across = 0
-        self.longest: Mapping[int, float] = {}  # neighbour: length that its gradients may have
+        self.longest = [math.inf] * graph.agents  # length that an agent's gradients may have
         self.shortened: list[int] = []  # neighbours that sent a longer one in this round
         self.lost: dict[int, int] = {}  # neighbour: phase in which it was lost in this round
         self.begin(0, frozenset(self._weights) - {me})
@@ -85,19 +90,14 @@ class Peer:
         return x[0].double()
 
     def _plausible(self, v: Tensor) -> Tensor:
-        """Gradients, a row per edge, none longer than an honest one."""
-        members = self.sender.tolist()
-        lengths = v.double().norm(dim=1).tolist()
-        factors = [
-            min(1.0, self.longest.get(j, math.inf) / length) if length else 1.0
-            for j, length in zip(members, lengths, strict=True)
-        ]
-        self.shortened = [j for j, factor in zip(members, factors, strict=True) if factor < 1 and j != self._me]
-        if not self.shortened:
-            return v
-        return torch.stack(
-            [row * f if j in self.shortened else row for j, row, f in zip(members, v, factors, strict=True)]
-        )
+        """Gradients, a row per edge, none of those that came from others longer than an honest one."""
+        rows = list(v)
+        for e, j in enumerate(self.sender.tolist()):
+            length = float(v[e].double().norm())
+            if j in self._there and length > self.longest[j]:
+                rows[e] = v[e] * (self.longest[j] / length)
+                self.shortened.append(j)
+        return torch.stack(rows)
 
     def _exchanged(self, rows: dict[int, Tensor], own: Tensor) -> Tensor:
         """A row per edge: what each neighbour sent, the own row for oneself and for those that are lost."""

@@ -1,4 +1,4 @@
-"""What happened, in a file: refusals with their reasons, who went and who came. Never a secret, never a number sent."""
+"""What happened, in a file: refusals with reasons, lies that were too long, who went and who came. Never a secret."""
 
 import json
 import threading

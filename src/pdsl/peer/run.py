@@ -95,8 +95,8 @@ class _Run:
         self.e = experiment(own, plan, net, key, account.mechanism, lambda graph: Peer(graph, self.transport))
         assert isinstance(self.e.engine, Peer)
         self.engine: Peer = self.e.engine
-        C = plan.config.privacy.max_grad_norm
-        self.engine.longest = {j: longest_honest(C, sigma, net.d) for j, sigma in enumerate(self.e.sigma)}
+        privacy, batch = plan.config.privacy, plan.config.batch.size
+        self.engine.longest = [longest_honest(privacy, batch, sigma, net.d) for sigma in self.e.sigma]
         self.progress = self._progress(account)
         self.stopped: str | None = None  # why, if before the last round
         self.began = time.monotonic()
