@@ -8,7 +8,6 @@ reverse, and those read off a circle.
 """
 
 import sys
-from itertools import chain, combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,7 @@ from pdsl.algorithms import PDSL
 from pdsl.config import validated
 from pdsl.parallel import Workers
 from pdsl.settings import ShapleySettings
-from pdsl.shapley import WORTHS, Values, drawn, exact, monte_carlo
+from pdsl.shapley import WORTHS, Values, draw_orders, exact, members, monte_carlo
 from pdsl.train import apparatus, first_state, prepare
 
 R, DRAWS, RECORDS = 20, 1000, 500
@@ -45,20 +44,19 @@ def coalition_values(rounds: int, value: str, probe: float) -> Values:
             state, _ = algorithm.step(state, parts.round(t))
         at = next(parts.round(rounds + 1).cross_gradients(state.x))
         models = state.x[0] - probe * algorithm.learning_rate * at.by_agent(at.v)[0]
-        subsets = chain.from_iterable(combinations(range(MEMBERS), size) for size in range(1, MEMBERS + 1))
-        coalitions = {sum(1 << j for j in subset): models[list(subset)].mean(0) for subset in subsets} | {0: state.x[0]}
-        worth = WORTHS[value].of
-        found = workers.map(
-            lambda x: int(worth(e.network.logits(x, inputs), labels)), [coalitions[s] for s in range(2**MEMBERS)]
-        )
-    return np.array(found, dtype=np.float64)
+
+        def worth(mask: int) -> int:
+            x = models[members(mask)].mean(0) if mask else state.x[0]
+            return int(WORTHS[value].of(e.network.logits(x, inputs), labels))
+
+        return np.array(workers.map(worth, range(2**MEMBERS)), dtype=np.float64)
 
 
 def orders(how: str, generator: np.random.Generator) -> NDArray[np.int64]:
     if how == "mirrored":
-        half = drawn(MEMBERS, ShapleySettings(permutations=R // 2, orders="independent"), generator)
+        half = draw_orders(MEMBERS, ShapleySettings(permutations=R // 2, orders="independent"), generator)
         return np.concatenate([half, half[:, ::-1]])
-    return drawn(MEMBERS, ShapleySettings.model_validate({"permutations": R, "orders": how}), generator)
+    return draw_orders(MEMBERS, ShapleySettings.model_validate({"permutations": R, "orders": how}), generator)
 
 
 def error_and_cost(values: Values, how: str) -> tuple[float, float]:

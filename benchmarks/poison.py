@@ -11,7 +11,7 @@ and the share of the aggregate that they gave to each liar over the last ten rou
 import argparse
 import sys
 import tempfile
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,24 +38,6 @@ def reversing_process(times: float, own_too: bool, folder: str, *rest: Any) -> N
     peer_process(folder, *rest)
 
 
-@dataclass
-class Liar(Site):
-    times: float = 1.0
-    own_too: bool = False
-
-    def start(self, most_file_bytes: int | None = None) -> None:
-        arguments = (
-            self.times,
-            self.own_too,
-            str(self.folder),
-            self.namespace,
-            most_file_bytes,
-            str(self.folder / "process.log"),
-        )
-        self.process = self.context.Process(target=reversing_process, args=arguments, daemon=True)
-        self.process.start()
-
-
 def flip(folder: Path) -> None:
     with np.load(folder / "data.npz") as own:
         x, y = own["x"], own["y"]
@@ -76,8 +58,8 @@ def run(folder: Path, peers: int, liars: int, rounds: int, weights: str, lie: st
         if lying and lie == "flipped labels":
             flip(here)
         if lying and lie.startswith("reversed"):
-            times = float(lie.split()[1])
-            sites.append(Liar(here, None, context, times=times, own_too=lie.endswith("model too")))
+            liar = partial(reversing_process, float(lie.split()[1]), lie.endswith("model too"))
+            sites.append(Site(here, None, context, liar))
         else:
             sites.append(Site(here, None, context))
     for site in sites:

@@ -1,7 +1,7 @@
 """Does Shapley weighting help, and when? PDSL against the same with uniform weights and with the paper's.
 
     python benchmarks/questions.py [clean flipped1 flipped3 noise3 idle3 without3 mu0.05 mu1 mu10 settings paper]
-        [--weights ours uniform] [--seeds 3] [--rounds 40] [--first-seed 0] [--graph full]
+        [--weights ours uniform paper] [--seeds 3] [--rounds 40] [--first-seed 0] [--graph full]
 
 Real MNIST, ten agents, total ε = 4, Dirichlet μ = 0.25 where nothing else is said. `settings` are ours with one of them
 changed, against three agents with flipped labels; `paper` are the paper's, among honest agents. Each line is so many
@@ -37,7 +37,7 @@ PAPER = {"shapley.weighting": "minmax", "shapley.value": "accuracy", "shapley.pr
 WEIGHTS: dict[str, dict[str, Any]] = {
     "ours": {},
     "uniform": {"shapley.weighting": "uniform"},
-    "the paper's (λ = 0)": PAPER,
+    "paper": PAPER,
 }
 AGENTS: dict[str, dict[str, Any]] = {
     "clean": {},
@@ -67,18 +67,16 @@ NEAR_THE_PAPER: dict[str, dict[str, Any]] = {
     "worth by loss": PAPER | {"shapley.value": "loss"},
     "a tenth of a step": PAPER | {"shapley.probe": 0.1},
 }
-NAMES = {"ours": "ours", "uniform": "uniform", "paper": "the paper's (λ = 0)"}
-SLUG = str.maketrans({" ": "-", "'": "", "(": "", ")": "", "λ": "floor", "=": "", ",": "", "∅": "empty"})
+SLUG = str.maketrans({" ": "-", "(": "", ")": "", "λ": "floor", "=": "", ",": "", "∅": "empty"})
 
 
 def questions(asked: list[str], weights: list[str]) -> dict[tuple[str, str], dict[str, Any]]:
     """(agents, weights) of every line, and what it sets."""
-    chosen = [NAMES[name] for name in weights]
-    found = {(who, how): AGENTS[who] | WEIGHTS[how] for who in asked if who in AGENTS for how in chosen}
+    found = {(who, how): AGENTS[who] | WEIGHTS[how] for who in asked if who in AGENTS for how in weights}
     if "settings" in asked:
         found |= {("flipped3", name): AGENTS["flipped3"] | change for name, change in SETTINGS.items()}
     if "paper" in asked:
-        found |= {("clean", f"the paper's, {name}"): change for name, change in NEAR_THE_PAPER.items()}
+        found |= {("clean", f"paper, {name}"): change for name, change in NEAR_THE_PAPER.items()}
     return found
 
 
@@ -91,7 +89,7 @@ def cell(question: tuple[str, str], change: dict[str, Any], graph: str, rounds: 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("asked", nargs="*", choices=[*AGENTS, "settings", "paper"], default=["clean", "flipped3"])
-    parser.add_argument("--weights", nargs="*", choices=NAMES, default=list(NAMES))
+    parser.add_argument("--weights", nargs="*", choices=WEIGHTS, default=list(WEIGHTS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--graph", default="full")

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,12 +63,13 @@ class Site:
     folder: Path
     namespace: str | None
     context: Any
+    target: Callable[[str, str | None, int | None, str], None] = peer_process  # what its process runs
     process: Any = None
     exits: list[int] = field(default_factory=list)
 
     def start(self, most_file_bytes: int | None = None) -> None:
         arguments = (str(self.folder), self.namespace, most_file_bytes, str(self.folder / "process.log"))
-        self.process = self.context.Process(target=peer_process, args=arguments, daemon=True)
+        self.process = self.context.Process(target=self.target, args=arguments, daemon=True)
         self.process.start()
 
     def signal(self, number: int) -> None:

@@ -14,6 +14,10 @@ import pytest
 from benchmarks.soak import Site, forkserver, free_ports, sent_equals_charged, settle
 
 ROUNDS = 30
+QUICK = [
+    f"rounds={ROUNDS}", "model.name=softmax", "graph.kind=ring", "shapley.weighting=uniform",
+    "privacy.noise_multiplier=1.0", "privacy.target_epsilon=100",  # which nobody needs to look for
+]  # fmt: skip
 
 
 def until(true: Callable[[], bool], seconds: float = 300) -> None:
@@ -27,9 +31,7 @@ def until(true: Callable[[], bool], seconds: float = 300) -> None:
 def test_kill_stop_and_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     addresses = [f"127.0.0.1:{port}" for port in free_ports(4)]
-    settings = [f"rounds={ROUNDS}", "model.name=softmax", "graph.kind=ring", "shapley.weighting=uniform"]
-    settings += ["privacy.noise_multiplier=1.0", "privacy.target_epsilon=100"]  # which nobody needs to look for
-    settle(tmp_path, addresses, settings, {"silence": 1.5, "deadline": 20.0, "start": 60.0})
+    settle(tmp_path, addresses, QUICK, {"silence": 1.5, "deadline": 20.0, "start": 60.0})
     context = forkserver()
     killed, stopped, filled, calm = sites = [Site(tmp_path / f"org-{i}", None, context) for i in range(4)]
     try:
@@ -112,10 +114,8 @@ def test_a_clock_that_jumps_ten_hours_ahead_and_back_is_noticed_by_nobody(tmp_pa
     source, library, ahead = (tmp_path / name for name in ("clock.c", "clock.so", "ahead"))
     source.write_text(CLOCK)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
-    settings = [f"rounds={ROUNDS}", "model.name=softmax", "graph.kind=ring", "shapley.weighting=uniform"]
-    settings += ["privacy.noise_multiplier=1.0", "privacy.target_epsilon=100"]
     addresses = [f"127.0.0.1:{port}" for port in free_ports(3)]
-    settle(tmp_path, addresses, settings, {"silence": 10.0, "deadline": 60.0, "start": 120.0})
+    settle(tmp_path, addresses, QUICK, {"silence": 10.0, "deadline": 60.0, "start": 120.0})
     jumping, *others = sites = [Site(tmp_path / f"org-{i}", None, forkserver()) for i in range(3)]
     for site in others:
         site.start()

@@ -264,3 +264,12 @@ def test_a_run_under_another_default_is_not_taken_for_ours(tmp_path: Path) -> No
     assert run_cell(cell.name, other, tmp_path) is not None
     with pytest.raises(PdslError, match="evaluate_every=3, which is now 2"):
         run_cell(*cell, tmp_path)
+
+
+def test_nor_is_one_from_before_there_was_a_setting(tmp_path: Path) -> None:
+    (cell,) = Plan.of("table1", Task(quick=True, rounds=4, rates=(0.5,)), ONLY, 1).finals(HERE, 0.5)
+    assert run_cell(*cell, tmp_path) is not None
+    config = tmp_path / cell.name / "config.toml"
+    config.write_text(config.read_text().replace("evaluate_every = 2\n", ""))
+    with pytest.raises(PdslError, match="evaluate_every=not set, which is now 2"):
+        run_cell(*cell, tmp_path)

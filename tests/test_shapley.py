@@ -28,7 +28,7 @@ from pdsl.shapley import (
     LEAST_VARIANCE,
     Plan,
     Validation,
-    drawn,
+    draw_orders,
     exact,
     members,
     monte_carlo,
@@ -96,7 +96,7 @@ def test_monte_carlo_errs_like_one_over_the_root_of_its_permutations(game: Game)
 
 def orders_of(k: int, R: int, how: str, seed: int) -> NDArray[np.int64]:
     wanted = ShapleySettings.model_validate({"permutations": R, "orders": how})
-    return drawn(k, wanted, np.random.default_rng(seed))
+    return draw_orders(k, wanted, np.random.default_rng(seed))
 
 
 def test_a_circle_puts_everyone_everywhere_twice() -> None:

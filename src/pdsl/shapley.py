@@ -91,7 +91,7 @@ def monte_carlo(permutations: NDArray[np.int64]) -> Plan:
     return Plan(tuple(index), player, before, after, np.ones(len(joins)), len(permutations))
 
 
-def drawn(k: int, settings: ShapleySettings, generator: np.random.Generator) -> NDArray[np.int64]:
+def draw_orders(k: int, settings: ShapleySettings, generator: np.random.Generator) -> NDArray[np.int64]:
     """R orders of k members [R, k], each of them uniform: Algorithm 2, line 3.
 
     `circular`: members stand in a random circle, which is read from each of them and then backwards from each; another
@@ -277,7 +277,7 @@ class Validation:
         if name == "exact" or (name == "fast" and k <= EXACT_LOGITS_TO):
             return name, exact(k)
         generator = self.streams.generator("permutations", agent, t)
-        return name, monte_carlo(drawn(k, settings, generator))
+        return name, monte_carlo(draw_orders(k, settings, generator))
 
     def _evaluate(self, games: "list[_Game]") -> None:
         """Fill in the value of every coalition asked for, all workers busy."""
@@ -288,7 +288,7 @@ class Validation:
         def worth_of_coalitions(task: tuple[_Game, list[int]]) -> list[int]:
             game, masks = task
             models = [game.models[members(s)].mean(0) for s in masks]  # equation 17: the mean of its members' models
-            return self._worth_of(models, game.worth)
+            return self._worths(models, game.worth)
 
         for (game, masks), units in zip(tasks, self.workers.map(worth_of_coalitions, tasks), strict=True):
             game.values.update(zip(masks, units, strict=True))
@@ -308,7 +308,8 @@ class Validation:
         found = self.workers.map(lambda at: _worth_of_means(logits[:, at], masks, self.labels[at], game.worth), blocks)
         game.values.update(zip(masks, torch.stack(found).sum(0).tolist(), strict=True))
 
-    def _worth_of(self, models: Iterable[Tensor], worth: "Worth") -> list[int]:
+    def _worths(self, models: Iterable[Tensor], worth: "Worth") -> list[int]:
+        """The value on Q of each model [d]."""
         logits = torch.stack([self.network.logits(x, self.inputs) for x in models])
         found: list[int] = worth.of(logits, self.labels).tolist()
         return found
@@ -317,7 +318,7 @@ class Validation:
         """The value on Q of each model [n, d]; equal models are evaluated once."""
         digests = row_digests(x)
         distinct = {digest: row for row, digest in enumerate(digests)}
-        found = self.workers.map(lambda row: self._worth_of(x[row : row + 1], worth)[0], distinct.values())
+        found = self.workers.map(lambda row: self._worths(x[row : row + 1], worth)[0], distinct.values())
         of = dict(zip(distinct, found, strict=True))
         return [of[digest] for digest in digests]
 

@@ -1,4 +1,7 @@
-"""What happened, in a file: refusals with reasons, lies that were too long, who went and who came. Never a secret."""
+"""What happened, in a file: refusals with their reasons, gradients that were too long, who went and who came.
+
+Never a secret, never a number sent.
+"""
 
 import json
 import threading
