@@ -1,0 +1,127 @@
+"""Shares against equations 19 and 20, and what evidence makes of them."""
+
+import itertools
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
+
+from pdsl.settings import ShapleySettings
+from pdsl.shapley import (
+    LEAST_VARIANCE,
+    remembered,
+    shares,
+    trust,
+)
+
+
+def minmax(floor: float) -> ShapleySettings:
+    return ShapleySettings(weighting="minmax", floor=floor)
+
+
+wild = st.one_of(
+    st.floats(-1e300, 1e300),
+    st.sampled_from([0.0, -0.0, 5e-324, 1e-300, -1e-300, 1e-17, 0.1, 1 / 3, 1e300, -1e300]),
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(phi=st.lists(wild, min_size=1, max_size=12), floor=st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1.0])))
+def test_shares_are_shares_whatever_the_values(phi: list[float], floor: float) -> None:
+    k = len(phi)
+    share = shares(np.array(phi), minmax(floor))
+    assert np.isfinite(share).all()
+    assert share.sum() == pytest.approx(1, abs=1e-12)
+    assert (share >= floor / k * (1 - 1e-15) - 1e-300).all()  # below that, numbers have fewer digits
+    for a, b in itertools.permutations(range(k), 2):
+        if phi[a] <= phi[b]:
+            assert share[a] <= share[b]
+
+
+@settings(deadline=None, max_examples=100)
+@given(phi=st.lists(st.fractions(-1, 1, max_denominator=2000), min_size=2, max_size=9))
+def test_shares_without_a_floor_are_equations_19_and_20(phi: list[Fraction]) -> None:
+    low, high = min(phi), max(phi)
+    found = shares(np.array([float(p) for p in phi]), minmax(0.0))
+    if low == high:  # 0/0
+        assert (found == 1 / len(phi)).all()
+        return
+    phi_hat = [(p - low) / (high - low) for p in phi]
+    assert found == pytest.approx([float(p / sum(phi_hat)) for p in phi_hat], abs=1e-9)
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.3, 1.0])
+def test_equal_values_share_equally(floor: float) -> None:
+    for value in (0.0, -0.25, 1e-300, 1e300):
+        assert (shares(np.full(5, value), minmax(floor)) == 0.2).all()
+
+
+def evidence(rounds: list[list[float]], memory: float = 0.9) -> NDArray[np.float64]:
+    known = np.zeros((len(rounds[0]), 3))
+    for phi in rounds:
+        known = remembered(known, np.array(phi), memory)
+    return known
+
+
+def test_all_count_alike_until_there_is_evidence() -> None:
+    assert (trust(evidence([[3.0, -5.0, 1.0]]), 0.9) == 1).all()
+    assert (trust(evidence([[3.0, -5.0, 1.0]] * 2), 0.9) == 1).all()
+    assert trust(evidence([[3.0, -5.0, 1.0]] * 3), 0.9).tolist() == [1, 0, 1]
+
+
+def test_who_hurts_by_chance_counts_like_the_others_and_who_hurts_for_sure_counts_nothing() -> None:
+    generator = np.random.default_rng(1)
+    means = np.array([1.0, 0.5, 0.0, -2.0])
+    known = evidence((means + generator.normal(size=(60, 4))).tolist())
+    found = trust(known, 0.9)
+    assert found[:2].tolist() == [1, 1]
+    assert found[2] > 0.5
+    assert found[3] == 0
+    share = shares(np.zeros(4), ShapleySettings(floor=0.1), known)
+    assert share.sum() == pytest.approx(1)
+    assert share[3] == pytest.approx(0.1 / 4)
+
+
+@given(arrays(np.float64, (7, 3), elements=st.floats(-1e6, 1e6)), st.floats(0.05, 0.99))
+def test_trust_is_t_of_the_mean_cut_to_one_and_nought(phi: NDArray[np.float64], memory: float) -> None:
+    known = np.zeros((3, 3))
+    for row in phi:
+        known = remembered(known, row, memory)
+    found = trust(known, memory)
+    assert ((found >= 0) & (found <= 1)).all()
+    if memory > 1 - 1 / 7:  # a running mean so far
+        sizes = np.abs(phi).mean(1, keepdims=True)
+        relative = np.divide(phi, sizes, out=np.zeros_like(phi), where=sizes > 0)
+        n = min(7, (1 + memory) / (1 - memory))
+        error = np.sqrt(np.maximum(relative.var(0), LEAST_VARIANCE) / (n - 1))
+        assert found == pytest.approx(np.clip((3 + relative.mean(0) / error) / 2, 0, 1), abs=1e-6)
+
+
+def test_the_size_of_values_does_not_matter_only_how_members_compare() -> None:
+    rounds = np.random.default_rng(1).normal(size=(9, 4))
+    sizes = 10.0 ** -np.arange(9)[:, None]
+    assert evidence(rounds.tolist()) == pytest.approx(evidence((rounds * sizes).tolist()))
+
+
+def test_where_nobody_is_trusted_all_count_alike() -> None:
+    known = evidence([[-1.0, -1.0]] * 9)
+    assert shares(np.array([-1.0, -1.0]), ShapleySettings(floor=0), known).tolist() == [0.5, 0.5]
+
+
+def test_values_of_nought_are_no_evidence() -> None:
+    assert (trust(evidence([[0.0, 0.0]] * 9), 0.9) == 1).all()
+
+
+def test_uniform_weighting_looks_at_no_values() -> None:
+    assert (shares(np.array([0.0, 1.0, 5.0, 2.0]), ShapleySettings(weighting="uniform", floor=0)) == 0.25).all()
+
+
+def test_a_floor_of_one_is_uniform_and_half_lies_between() -> None:
+    phi = np.array([0.0, 1.0, 3.0])
+    assert shares(phi, minmax(1.0)) == pytest.approx([1 / 3] * 3)
+    assert shares(phi, minmax(0.0)) == pytest.approx([0, 1 / 4, 3 / 4])
+    assert shares(phi, minmax(0.5)) == pytest.approx([1 / 6, 1 / 8 + 1 / 6, 3 / 8 + 1 / 6])
