@@ -8,24 +8,23 @@ import math
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pdsl import graph as graphs
 from pdsl.algorithms import Algorithm
 from pdsl.algorithms.d_psgd import DPSGD
 from pdsl.algorithms.dp_admm import DPADMM
-from pdsl.algorithms.gossip import accelerated, chebyshev_omega
+from pdsl.algorithms.gossip import accelerated, chebyshev_omega, enough_gossip
 from pdsl.algorithms.gradient_tracking import GradientTracking
 from pdsl.algorithms.gut import GUT
 from pdsl.algorithms.momentum_tracking import MomentumTracking
 from pdsl.algorithms.mspd import MSPD
-from pdsl.algorithms.muffliato import Muffliato, enough_gossip
+from pdsl.algorithms.muffliato import Muffliato
 from pdsl.algorithms.net_fleet import NetFleet
 from pdsl.engine import Local
 from pdsl.graph import Graph
 from pdsl.randomness import Streams
-from tests.oracles.quadratics import Flat, heterogeneous, mixing, run, start
+from tests.oracles.quadratics import Flat, heterogeneous, mixing, polynomial, run, start
 
 M, D = 8, 5
 RING = graphs.ring(M)
@@ -125,15 +124,6 @@ def test_without_gradients_agents_come_to_agree_at_the_rate_of_the_spectral_gap(
     slowest = torch.from_numpy(vectors[:, np.abs(values[:-1]).argmax()])
     x = run(DPSGD(), Flat(), graph, 20, slowest[:, None] + 1.0).x
     assert [apart(x_t) for x_t in x] == pytest.approx([rate**t for t in range(21)], rel=1e-9, abs=rounding)
-
-
-def polynomial(W: NDArray[np.float64], K: int, lam: float) -> NDArray[np.float64]:
-    """P_K(W), dense: P_0 = I, P_1 = W, P_{s+1} = ω W P_s + (1 − ω) P_{s−1}."""
-    omega = 2 * (1 - math.sqrt(lam * (1 - lam / 4))) / (1 - lam / 2) ** 2
-    P = [np.eye(len(W)), W]
-    for _ in range(K - 1):
-        P.append(omega * W @ P[-1] + (1 - omega) * P[-2])
-    return P[K]
 
 
 @each_graph

@@ -34,7 +34,7 @@ from pdsl.randomness import Streams
 from pdsl.settings import ShapleySettings
 from pdsl.shapley import Validation
 from pdsl.train import Experiment, prepare, rounds
-from tests.oracles.quadratics import Flat, heterogeneous, mixing, run, start
+from tests.oracles.quadratics import Flat, heterogeneous, mixing, polynomial, run, start
 
 M, D, T = 6, 5, 8
 GAMMA = 0.3
@@ -111,16 +111,21 @@ def test_in_general_it_is_another_algorithm(algorithm: Algorithm) -> None:
     assert not torch.allclose(on_quadratics(algorithm), on_quadratics(DPSGD(learning_rate=GAMMA)), atol=1e-3)
 
 
+@pytest.mark.parametrize("K", [1, 4])
 @pytest.mark.parametrize("step_scale", ["mean", "paper"])
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
-def test_pdsl_with_uniform_weights_takes_the_mean_of_cross_gradients(step_scale: str, alpha: float) -> None:
-    """û_i = α u_i + Σ_j π_ij ∇f_j(x_i), written out; π_ij is 1/|M_i|, or in the paper's scale that over ω_ij."""
+def test_pdsl_with_uniform_weights_takes_the_mean_of_cross_gradients(step_scale: str, alpha: float, K: int) -> None:
+    """û_i = α u_i + Σ_j π_ij ∇f_j(x_i), written out; π_ij is 1/|M_i|, or in the paper's scale that over ω_ij.
+
+    Momenta are mixed once, models K times.
+    """
     gamma = 0.05 if step_scale == "paper" else GAMMA
     algorithm = PDSL.model_validate(
         {
             "learning_rate": gamma,
             "momentum": alpha,
             "step_scale": step_scale,
+            "gossip_steps": K,
             "shapley": ShapleySettings(weighting="uniform"),
         }
     )
@@ -129,6 +134,7 @@ def test_pdsl_with_uniform_weights_takes_the_mean_of_cross_gradients(step_scale:
         found = run(algorithm, PROBLEM, GRAPH, T, X0, validation=nobody_asks)
 
     x, u = X0, torch.zeros_like(X0)
+    P_K = torch.from_numpy(polynomial(GRAPH.W, K, GRAPH.spectral_gap))
     for t in range(1, T + 1):
         u_hat = alpha * u
         for i in range(M):
@@ -136,7 +142,7 @@ def test_pdsl_with_uniform_weights_takes_the_mean_of_cross_gradients(step_scale:
             for j in members:
                 pi = 1 / len(members) / (GRAPH.W[i, j] if step_scale == "paper" else 1)
                 u_hat[i] += pi * PROBLEM.gradient(j, x[i], t)
-        x, u = W @ (x - gamma * u_hat), W @ u_hat
+        x, u = P_K @ (x - gamma * u_hat), W @ u_hat
         torch.testing.assert_close(found.states[t].x, x, rtol=0, atol=1e-10)
         torch.testing.assert_close(found.states[t].u, u, rtol=0, atol=1e-10)
 

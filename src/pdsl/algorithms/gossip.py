@@ -5,6 +5,7 @@ import math
 from torch import Tensor
 
 from pdsl.engine import Engine
+from pdsl.graph import Graph
 
 
 def gossip(engine: Engine, x: Tensor, steps: int) -> Tensor:
@@ -30,3 +31,15 @@ def accelerated(engine: Engine, x: Tensor, steps: int, gap: float) -> Tensor:
 def chebyshev_omega(gap: float) -> float:
     """ω = 2 (1 − √(λ (1 − λ/4))) / (1 − λ/2)²."""
     return 2 * (1 - math.sqrt(gap * (1 - gap / 4))) / (1 - gap / 2) ** 2
+
+
+def enough_gossip(graph: Graph, sigma: float = 0.0) -> int:
+    """K, after which disagreement is below what the noise leaves: σ in units of what one record can change.
+
+    Without noise there is no such level; K is then what any σ of at least 1/2 asks for.
+    """
+    lam = graph.spectral_gap
+    if lam > 1 - 1e-9:  # the full graph: one round of gossip is the mean
+        return 1
+    ratio = max(0.25, sigma**2) / sigma**2 if sigma > 0 else 1.0
+    return math.ceil(math.log(graph.agents * ratio) / math.sqrt(lam))

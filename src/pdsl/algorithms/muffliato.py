@@ -1,13 +1,12 @@
 """MUFFLIATO: one noisy step, then enough gossip to agree (Cyffers, Even, Bellet, Massoulié, NeurIPS 2022)."""
 
-import math
 from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Facts, Round
-from pdsl.algorithms.gossip import accelerated
+from pdsl.algorithms.gossip import accelerated, enough_gossip
 from pdsl.algorithms.states import Models as State
 from pdsl.graph import Graph
 from pdsl.privacy import Release
@@ -36,15 +35,3 @@ class Muffliato(Algorithm):
 
     def releases(self, members: int) -> Release:
         return Release(messages=1)  # gossip is post-processing
-
-
-def enough_gossip(graph: Graph, sigma: float) -> int:
-    """K, after which disagreement is below what the noise leaves: σ in units of what one record can change.
-
-    Without noise there is no such level; K is then what any σ of at least 1/2 asks for.
-    """
-    lam = graph.spectral_gap
-    if lam > 1 - 1e-9:  # the full graph: one round of gossip is the mean
-        return 1
-    ratio = max(0.25, sigma**2) / sigma**2 if sigma > 0 else 1.0
-    return math.ceil(math.log(graph.agents * ratio) / math.sqrt(lam))

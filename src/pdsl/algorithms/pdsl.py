@@ -9,15 +9,18 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Facts, Round
+from pdsl.algorithms.gossip import accelerated, enough_gossip
 from pdsl.engine.base import Answers, weighted_sums
 from pdsl.graph import Graph
 from pdsl.privacy import Release
 from pdsl.settings import ShapleySettings
 from pdsl.shapley import Valuation, Values, check, remembered, shares
+
+MOST_GOSSIP = 10  # steps by default: on a long ring agents never agree in one round
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,15 @@ class PDSL(Algorithm):
 
     name: ClassVar[str] = "pdsl"
     paper: ClassVar[str] = "Wang, Yuan, Wang, Li: PDSL, 2025"
-    rule: ClassVar[str] = "x_i ← Σ_j ω_ij (x_j − γ û_j),  û_i = α u_i + Σ_j π_ij ĝ_ji,  u_i ← Σ_j ω_ij û_j"
+    rule: ClassVar[str] = "x ← P_K(W) (x − γ û),  û_i = α u_i + Σ_j π_ij ĝ_ji,  u ← W û"
 
     learning_rate: float = Field(1.0, gt=0, description="γ")
     momentum: float = Field(0.5, ge=0, lt=1, description="α")
     step_scale: Literal["mean", "paper"] = Field(
         "mean", description="mean: the weights of a neighbourhood sum to 1; paper: divided by ω, equation 20"
+    )
+    gossip_steps: PositiveInt | Literal["auto"] = Field(
+        "auto", description=f"K, rounds of gossip; auto: until models agree, {MOST_GOSSIP} at most; the paper has 1"
     )
     shapley: ShapleySettings = Field(ShapleySettings(), exclude=True, description="in a config: the section [shapley]")
 
@@ -64,7 +70,8 @@ class PDSL(Algorithm):
         u_hat = alpha * u + torch.cat(g_bar)  # line 19, eq. 22
         x_hat = x - gamma * u_hat  # line 20, eq. 23
         u = engine.mix(u_hat)  # lines 21-23, eq. 24
-        x = engine.mix(x_hat)  # lines 21, 22, 24, eq. 25
+        K = self._rounds_of_gossip(r.graph)
+        x = accelerated(engine, x_hat, K, r.graph.spectral_gap)  # lines 21, 22, 24, eq. 25; K = 1 is W x̂
         return State(x, u, torch.cat(evidence)), {"shapley": _facts(engine.gather(told))}
 
     def _remembered(self, known: Tensor, valued: list[Valuation], at: Answers, r: Round) -> tuple[Tensor, list[Values]]:
@@ -83,7 +90,10 @@ class PDSL(Algorithm):
         check(self.shapley, members)
 
     def sends(self, graph: Graph, noise_multiplier: float) -> int:
-        return 4  # x, ĝ, û, x̂
+        return 3 + self._rounds_of_gossip(graph)  # x, ĝ, û, and x̂ as often as it is mixed
+
+    def _rounds_of_gossip(self, graph: Graph) -> int:
+        return min(MOST_GOSSIP, enough_gossip(graph)) if self.gossip_steps == "auto" else self.gossip_steps
 
     def releases(self, members: int) -> Release:
         return Release(messages=members)

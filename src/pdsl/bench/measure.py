@@ -123,7 +123,7 @@ def _round_vs_literal(graph: str, agents: int, estimator: str, repeats: int) -> 
     ratios = []
     with Workers() as workers, _fresh_process() as plain:
         parts = apparatus(e, workers)
-        without_values = PDSL(shapley=ShapleySettings(weighting="uniform"))
+        without_values = PDSL(gossip_steps=1, shapley=ShapleySettings(weighting="uniform"))
         state, _ = without_values.step(first_state(e), parts.round(1))
         candidates = _candidates(parts, state.x)
         for t in range(2, 2 + max(1, repeats)):
