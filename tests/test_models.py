@@ -139,6 +139,31 @@ def test_tanh_is_torchs() -> None:
     torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=5e-7)
 
 
+@pytest.mark.parametrize("norm", [models.RMSNorm(), models.Centred()], ids=lambda norm: type(norm).__name__)
+@pytest.mark.parametrize("shape", [(4, 3, 6, 5), (4, 7)])
+def test_a_norm_makes_each_record_s_mean_square_one(norm: nn.Module, shape: tuple[int, ...]) -> None:
+    x = normal(5, *shape) * 3 + 2
+    found = norm(x)
+    torch.testing.assert_close(found.square().flatten(1).mean(1), torch.ones(len(x)), rtol=0, atol=1e-4)
+    for record, alone in zip(found, x, strict=True):
+        torch.testing.assert_close(norm(alone[None])[0], record)  # records do not mix
+
+
+def test_centred_maps_have_no_mean() -> None:
+    maps, features = normal(5, 4, 3, 6, 5) * 3 + 2, normal(6, 4, 7) + 1
+    torch.testing.assert_close(models.Centred()(maps).mean(dim=(2, 3)), torch.zeros(4, 3), rtol=0, atol=1e-5)
+    torch.testing.assert_close(models.Centred()(features).mean(1), torch.zeros(4), rtol=0, atol=1e-6)
+    torch.testing.assert_close(models.Centred()(maps), models.Centred()(maps * 2 + normal(7, 1, 3, 1, 1)))
+
+
+@pytest.mark.parametrize("norm", ["rms", "centred"])
+def test_a_black_image_has_a_gradient(norm: str) -> None:
+    """Its features are all zero, and nothing is divided by their mean square."""
+    module = built("mnist-cnn", MNIST, norm=norm)
+    module(torch.zeros(2, *MNIST)).square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in module.parameters())
+
+
 def test_channels_last_keeps_values() -> None:
     for channels in (1, 3):
         images = normal(4, 5, channels, 6, 7)

@@ -112,10 +112,10 @@ def test_in_general_it_is_another_algorithm(algorithm: Algorithm) -> None:
 
 
 @pytest.mark.parametrize("K", [1, 4])
-@pytest.mark.parametrize("step_scale", ["mean", "paper"])
+@pytest.mark.parametrize("step_scale", ["graph", "mean", "paper"])
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
 def test_pdsl_with_uniform_weights_takes_the_mean_of_cross_gradients(step_scale: str, alpha: float, K: int) -> None:
-    """û_i = α u_i + Σ_j π_ij ∇f_j(x_i), written out; π_ij is 1/|M_i|, or in the paper's scale that over ω_ij.
+    """û_i = α u_i + Σ_j π_ij ∇f_j(x_i), written out; π_ij is ω_ij, or 1/|M_i|, or in the paper's scale that over ω_ij.
 
     Momenta are mixed once, models K times.
     """
@@ -140,7 +140,8 @@ def test_pdsl_with_uniform_weights_takes_the_mean_of_cross_gradients(step_scale:
         for i in range(M):
             members = GRAPH.neighbourhood(i).tolist()
             for j in members:
-                pi = 1 / len(members) / (GRAPH.W[i, j] if step_scale == "paper" else 1)
+                omega, k = GRAPH.W[i, j], len(members)
+                pi = {"graph": omega, "mean": 1 / k, "paper": 1 / k / omega}[step_scale]
                 u_hat[i] += pi * PROBLEM.gradient(j, x[i], t)
         x, u = P_K @ (x - gamma * u_hat), W @ u_hat
         torch.testing.assert_close(found.states[t].x, x, rtol=0, atol=1e-10)

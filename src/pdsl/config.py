@@ -32,6 +32,12 @@ class Config(Section):
     seed: int = Field(0, ge=0, description="seed of partition, graph, first model, batches, noise and permutations")
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations on the test set")
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
+    averaging: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="β: agents hand out the running mean of their models, β old and 1-β new; 0: the last",
+    )
     data: DataSettings = DataSettings()
     partition: PartitionSettings = PartitionSettings()
     graph: GraphSettings = GraphSettings()

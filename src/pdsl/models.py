@@ -48,6 +48,16 @@ class RMSNorm(nn.Module):
         return x * torch.rsqrt(mean_square + 1e-5)
 
 
+class Centred(RMSNorm):
+    """A record's feature maps, each less its own mean, and then all divided by the root of their mean square.
+
+    Or a record's features, less their mean. What all records have in common is gone: steps go to what tells them apart.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(dim=(2, 3) if x.ndim == 4 else 1, keepdim=True))
+
+
 class Flatten(nn.Module):
     """A record's numbers in the order (row, column, channel): feature maps already lie so, and nothing is moved."""
 
@@ -63,6 +73,7 @@ class Tanh(nn.Module):
 
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": Tanh}
+NORMS: dict[str, list[type[nn.Module]]] = {"none": [], "rms": [RMSNorm], "centred": [Centred]}
 
 
 def _convolutions(shape: torch.Size, channels: tuple[int, int], kernel: int, s: ModelSettings) -> list[nn.Module]:
@@ -72,7 +83,7 @@ def _convolutions(shape: torch.Size, channels: tuple[int, int], kernel: int, s: 
     the cost.
     """
     act = ACTIVATIONS[s.activation]
-    norm: list[nn.Module] = [RMSNorm()] if s.norm == "rms" else []
+    norm = [kind() for kind in NORMS[s.norm]]
     first, second = channels
     return [
         _unbiased(nn.Conv2d(shape[0], first, kernel, padding=kernel // 2)),
@@ -84,6 +95,7 @@ def _convolutions(shape: torch.Size, channels: tuple[int, int], kernel: int, s: 
         *norm,
         act(),
         Flatten(),
+        *([Centred()] if s.norm == "centred" else []),
     ]
 
 

@@ -67,8 +67,9 @@ class ModelSettings(Section):
     )
     hidden: int | None = Field(None, ge=1, description="width of the hidden layer (cifar10-cnn, mlp); default by model")
     activation: Literal["relu", "tanh"] = Field("tanh", description="activation; the paper has relu")
-    norm: Literal["none", "rms"] = Field(
-        "none", description="rms: each record's feature maps at mean square 1, which suits noise; cnn models only"
+    norm: Literal["none", "rms", "centred"] = Field(
+        "none",
+        description="cnn models: each record's feature maps at mean square 1; centred: and each map at mean 0",
     )
 
 

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from pdsl import graph as graphs
 from pdsl import models
-from pdsl.algorithms import Round
+from pdsl.algorithms import Facts, Round
 from pdsl.algorithms.base import Objectives
 from pdsl.config import Config
 from pdsl.data import Batches, Data, label_counts, load, partition, split_public
@@ -32,6 +32,7 @@ from pdsl.rogues import Rogues, Spoiled, drawn, flipped
 from pdsl.shapley import Validation
 
 Row = dict[str, Any]
+AVERAGE = "average"  # under this name the means of models are stored
 
 
 @dataclass(frozen=True)
@@ -229,9 +230,40 @@ def _labels(e: Experiment, agent: int) -> Tensor:
     return flipped(labels, e.data.classes) if e.rogues.get(agent) == "flipped" else labels
 
 
+@dataclass(frozen=True)
+class Averaged:
+    """A state of an algorithm whose agents hand out the running mean of their models instead of the last one.
+
+    That is post-processing: training does not know of it, and it costs no privacy.
+    """
+
+    state: Any
+    x: Tensor  # [m, d] the means
+
+
+def first_models(e: Experiment) -> Tensor:
+    """What the agents here begin with, [m, d]: all of them with the same model."""
+    return e.network.start().repeat(len(e.engine.agents), 1)
+
+
 def first_state(e: Experiment) -> Any:
-    """The algorithm's state before round 1: all agents have the same model."""
-    return e.config.algorithm.init(e.network.start().repeat(len(e.engine.agents), 1))
+    """The state before round 1."""
+    return begun(e.config, first_models(e))
+
+
+def begun(config: Config, x0: Tensor) -> Any:
+    """The state of agents who begin with the models x0 [m, d]."""
+    state = config.algorithm.init(x0)
+    return Averaged(state, x0) if config.averaging else state
+
+
+def advanced(config: Config, state: Any, r: Round) -> tuple[Any, Facts]:
+    """The state after the round, and what there is to say about it."""
+    if not isinstance(state, Averaged):
+        return config.algorithm.step(state, r)
+    new, facts = config.algorithm.step(state.state, r)
+    old = min(config.averaging, (1 + r.t) / (10 + r.t))  # the first models are soon forgotten
+    return Averaged(new, old * state.x + (1 - old) * new.x), facts
 
 
 def rounds(
@@ -260,7 +292,7 @@ def rounds(
                 if not ledger.within_budget:
                     return
                 announce(ledger)
-            state, facts = config.algorithm.step(state, parts.round(t))
+            state, facts = advanced(config, state, parts.round(t))
             row = _row(e, t, state.x, workers)
             if not math.isfinite(row["consensus"]):
                 raise PdslError(
@@ -358,11 +390,15 @@ def finite(value: float) -> float | None:
 
 
 def state_tensors(state: Any) -> dict[str, Tensor]:
-    """A state's tensors by name; `type(state)(**tensors)` makes it again."""
+    """A state's tensors by name; `state_from` makes it again."""
+    if isinstance(state, Averaged):
+        return {AVERAGE: state.x, **state_tensors(state.state)}
     return {f.name: getattr(state, f.name) for f in fields(state)}
 
 
 def state_from(config: Config, tensors: dict[str, Tensor]) -> Any:
     """The state of `config`'s algorithm from its tensors."""
     kind: Callable[..., Any] = type(config.algorithm.init(torch.zeros(1, 1)))
-    return kind(**{name: tensor.to(config.engine.device) for name, tensor in tensors.items()})
+    here = {name: tensor.to(config.engine.device) for name, tensor in tensors.items()}
+    mean = here.pop(AVERAGE, None)
+    return kind(**here) if mean is None else Averaged(kind(**here), mean)

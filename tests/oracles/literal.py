@@ -35,14 +35,14 @@ class Hyper:
     weighting: str = "minmax"  # or "uniform"
     floor: float = 0.0  # λ, the part of the weight that is shared equally
     probe: float = 1.0  # of γ, for the models that are valued, eq. (15)
-    step_scale: str = "paper"  # π_ij = share_j / ω_ij, eq. (20), or with "mean" π_ij = share_j
+    step_scale: str = "paper"  # π_ij = share_j / ω_ij, eq. (20); "mean": share_j; "graph": ∝ share_j ω_ij
 
     def __post_init__(self) -> None:
         allowed = {
             "clipping": ("batch", "per-sample"),
             "empty": ("zero", "model"),
             "weighting": ("minmax", "uniform"),
-            "step_scale": ("paper", "mean"),
+            "step_scale": ("paper", "mean", "graph"),
         }
         for name, values in allowed.items():
             if getattr(self, name) not in values:
@@ -118,7 +118,9 @@ def run(
             for j in members[i]:
                 omega = float(W[i, j])
                 phi[i, j] = float(phi_i[j])
-                pi[i, j] = share[j] / omega if hyper.step_scale == "paper" else share[j]  # line 17, eq. (20)
+                by_graph = share[j] * omega / sum(share[m] * float(W[i, m]) for m in members[i])
+                scaled = {"paper": share[j] / omega, "mean": share[j], "graph": by_graph}  # line 17, eq. (20)
+                pi[i, j] = scaled[hyper.step_scale]
                 g_bar = g_bar + pi[i, j] * g_hat[j, i]  # line 18, eq. (21)
             u_hat.append(hyper.alpha * u[i] + g_bar)  # line 19, eq. (22)
             x_hat.append(x[i] - hyper.gamma * u_hat[i])  # line 20, eq. (23)

@@ -39,8 +39,8 @@ class PDSL(Algorithm):
 
     learning_rate: float = Field(1.0, gt=0, description="γ")
     momentum: float = Field(0.5, ge=0, lt=1, description="α")
-    step_scale: Literal["mean", "paper"] = Field(
-        "mean", description="mean: the weights of a neighbourhood sum to 1; paper: divided by ω, equation 20"
+    step_scale: Literal["graph", "mean", "paper"] = Field(
+        "graph", description="graph: shares times ω, so that all agents count alike; mean: shares; paper: shares over ω"
     )
     gossip_steps: PositiveInt | Literal["auto"] = Field(
         "auto", description=f"K, rounds of gossip; auto: until models agree, {MOST_GOSSIP} at most; the paper has 1"
@@ -60,9 +60,8 @@ class PDSL(Algorithm):
             valued = r.validation.contributions(r.t, at.agents, x[at.rows], x_ij, self.shapley)  # line 15, eq. 16-18
             known, here = self._remembered(state.evidence[at.rows], valued, at, r)
             share = [shares(v.phi, self.shapley, e) for v, e in zip(valued, here, strict=True)]  # line 16, eq. 19
-            omega = engine.omega[at.edges] if self.step_scale == "paper" else 1.0
-            pi = torch.from_numpy(np.concatenate(share)) / omega  # line 17, eq. 20
-            g_bar.append(weighted_sums(at.v, pi, at.offsets))  # line 18, eq. 21
+            pi = self._weights(share, at, r)  # line 17, eq. 20
+            g_bar.append(weighted_sums(at.v, torch.from_numpy(np.concatenate(pi)), at.offsets))  # line 18, eq. 21
             checked = r.validation.fidelity(r.t, at.agents, r.graph.agents, x_ij, self.shapley)
             evidence.append(known)
             told += [_told(v, part, checked) for v, part in zip(valued, share, strict=True)]
@@ -85,6 +84,19 @@ class PDSL(Algorithm):
             here.append(remembered(evidence[row, place].numpy(), v.phi, self.shapley.memory))
             evidence[row, place] = torch.from_numpy(here[-1])
         return evidence, here
+
+    def _weights(self, share: list[Values], at: Answers, r: Round) -> list[Values]:
+        """π of each agent's members.
+
+        By shares alone, a hub of the graph would be heard by everybody, and its records count more than others'. Times
+        ω, and scaled to sum to 1, equal shares become ω itself: of all that is learned, every agent has the same part.
+        """
+        if self.step_scale == "mean":
+            return share
+        omega = [w.cpu().numpy() for w in at.by_agent(r.engine.omega[at.edges])]
+        if self.step_scale == "paper":
+            return [part / w for part, w in zip(share, omega, strict=True)]
+        return [part * w / (part @ w) for part, w in zip(share, omega, strict=True)]
 
     def check(self, members: int) -> None:
         check(self.shapley, members)

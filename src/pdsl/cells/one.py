@@ -20,7 +20,7 @@ from pdsl.errors import PdslError
 from pdsl.files import write_whole
 from pdsl.models import accuracy
 from pdsl.runs import RunDirectory
-from pdsl.train import Experiment
+from pdsl.train import Experiment, state_from
 
 SCORE = "score.json"
 
@@ -127,7 +127,7 @@ def _run(name: str, config: Config, path: Path) -> Score:
     assert checkpoint is not None
     return Score(
         name,
-        on_public=_on_public(experiment, checkpoint.tensors["x"]),
+        on_public=_on_public(experiment, state_from(config, checkpoint.tensors).x),
         accuracy=summary["accuracy"],
         accuracy_of_mean=summary["accuracy_of_mean"],
         loss=summary["loss"],

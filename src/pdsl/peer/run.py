@@ -31,7 +31,7 @@ from pdsl.peer.task import agreed_mechanisms, check_folder, experiment, network
 from pdsl.peer.transport import Loop, Transport
 from pdsl.runs import Row, RunDirectory
 from pdsl.settings import EngineSettings
-from pdsl.train import Apparatus, apparatus, evaluate, finite, first_state, state_from, state_tensors
+from pdsl.train import Apparatus, advanced, apparatus, begun, evaluate, finite, first_state, state_from, state_tensors
 
 LEDGER = "ledger.json"
 Watch = Callable[[Row], None]
@@ -174,7 +174,7 @@ class _Run:
         self.directory.write(LEDGER, account.to_json(self.names, self.me).encode())
         waited = time.monotonic() - start
         try:
-            state, facts = self.plan.config.algorithm.step(p.state, parts.round(p.t))
+            state, facts = advanced(self.plan.config, p.state, parts.round(p.t))
         except ConflictError as e:
             self.events.log("conflict", round=p.t, why=str(e))
             self.transport.leave_round()
@@ -217,7 +217,7 @@ class _Run:
             )
         self.events.log("restarted", why="no whole checkpoint: the mean of the neighbours' models", models=len(models))
         x = torch.stack(models).mean(0, keepdim=True)
-        return self.plan.config.algorithm.init(x.to(self.plan.config.engine.device))
+        return begun(self.plan.config, x.to(self.plan.config.engine.device))
 
     def _row(self, t: int, x: Tensor, account: Account, workers: Workers) -> Row:
         engine = self.engine

@@ -31,7 +31,7 @@ from pdsl.privacy.statement import statement
 from pdsl.privacy.transcript import Asked, Message, Recorder
 from pdsl.runner import read_ledger, take_up
 from pdsl.runs import Row, RunDirectory
-from pdsl.train import Apparatus, Experiment, apparatus, distances, first_state
+from pdsl.train import Apparatus, Experiment, advanced, apparatus, distances, first_state
 
 ALARM = 1e-6  # probability of a false alarm, per check
 ROUNDS = 4  # rounds run again to look at messages
@@ -135,7 +135,7 @@ def _replay(e: Experiment, parts: Apparatus) -> _Replay:
     owners = Asked(parts.owners, [])
     state = first_state(e)
     for t in range(1, ROUNDS + 1):
-        state, _ = e.config.algorithm.step(state, parts.round(t, noise, owners))
+        state, _ = advanced(e.config, state, parts.round(t, noise, owners))
         consensus.append(fmean(distances(state.x, e.engine.mean(state.x))))
     return _Replay(seen, owners.seen, consensus)
 

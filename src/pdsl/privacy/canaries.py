@@ -18,7 +18,7 @@ from pdsl.gradients import Owners
 from pdsl.parallel import Workers
 from pdsl.privacy.mechanism import Noise
 from pdsl.privacy.transcript import Message, Recorder
-from pdsl.train import Experiment, apparatus, first_state
+from pdsl.train import Experiment, apparatus, first_models
 
 CONFIDENCE = 0.95  # of the lower bound
 KNOWN = 200  # other records of the agent that the adversary takes into account
@@ -72,7 +72,7 @@ def _scores(
         tools = apparatus(altered, workers)
         seen: list[Message] = []
         noise = Recorder(sigmas, e.streams, workers, of=Noise(sigmas, e.streams, workers), seen=seen)
-        state = first_state(e)
+        state = e.config.algorithm.init(first_models(e))
         for t in range(1, rounds + 1):
             seen.clear()
             x = state.x
