@@ -162,7 +162,9 @@ class Case:
 VECTOR, IMAGE, COLOUR = (5,), (1, 8, 8), (3, 9, 11)
 CASES = [
     Case("mnist-cnn", named("mnist-cnn", IMAGE), IMAGE, clipped_sum_by_layers),
-    Case("mnist-cnn, relu", named("mnist-cnn", IMAGE, activation="relu"), IMAGE, clipped_sum_by_layers),
+    Case("mnist-cnn, tanh", named("mnist-cnn", IMAGE, activation="tanh"), IMAGE, clipped_sum_by_layers),
+    Case("mnist-cnn, rms", named("mnist-cnn", IMAGE, norm="rms"), IMAGE, clipped_sum_by_layers),
+    Case("mnist-cnn, no norm", named("mnist-cnn", IMAGE, norm="none"), IMAGE, clipped_sum_by_layers),
     Case("cifar10-cnn", named("cifar10-cnn", COLOUR), COLOUR, clipped_sum_by_layers),
     Case("mlp", named("mlp", IMAGE), IMAGE, clipped_sum_by_layers),
     Case("softmax", named("softmax", VECTOR), VECTOR, clipped_sum_by_layers),

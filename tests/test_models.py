@@ -98,7 +98,7 @@ class ByPixels(nn.Module):
 @pytest.mark.parametrize(("name", "shape"), [("mnist-cnn", MNIST), ("cifar10-cnn", CIFAR), ("cifar10-cnn", (3, 9, 7))])
 def test_a_cnn_is_the_papers(name: str, shape: torch.Size, activation: str, act: type[nn.Module]) -> None:
     """Convolution, activation, pooling, twice, in the paper's order and with torch's own layers; gradients too."""
-    module = built(name, torch.Size(shape), activation=activation, channels=[3, 4], hidden=5)
+    module = built(name, torch.Size(shape), activation=activation, norm="none", channels=[3, 4], hidden=5)
     layers = [m for m in module.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     tail = [layers[2]] if name == "mnist-cnn" else [layers[2], act(), layers[3]]
     plain = nn.Sequential(

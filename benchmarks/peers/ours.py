@@ -18,6 +18,7 @@ def main(count: int, clipping: str, workers: str = "") -> None:
         "graph.kind": "ring",
         "graph.agents": AGENTS,
         "model.name": "mnist-cnn",
+        "model.norm": "none",
         "batch.size": B,
         "batch.sampler": "fixed",
         "algorithm.name": "d-psgd",

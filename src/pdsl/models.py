@@ -82,7 +82,7 @@ def _convolutions(shape: torch.Size, channels: tuple[int, int], kernel: int, s: 
     Pooling comes before the activation: both activations are increasing, so the result is the same, at a quarter of
     the cost.
     """
-    act = ACTIVATIONS[s.activation]
+    act = _activation(s)
     norm = [kind() for kind in NORMS[s.norm]]
     first, second = channels
     return [
@@ -97,6 +97,11 @@ def _convolutions(shape: torch.Size, channels: tuple[int, int], kernel: int, s: 
         Flatten(),
         *([Centred()] if s.norm == "centred" else []),
     ]
+
+
+def _activation(s: ModelSettings) -> type[nn.Module]:
+    """tanh suffers less from noise than relu, unless feature maps are normed: then relu learns faster."""
+    return ACTIVATIONS[s.activation or ("tanh" if s.norm == "none" else "relu")]
 
 
 def _unbiased(layer: nn.Conv2d) -> nn.Conv2d:
@@ -128,7 +133,7 @@ def cifar10_cnn(shape: torch.Size, classes: int, s: ModelSettings) -> nn.Module:
     return nn.Sequential(
         *_convolutions(shape, channels, 5, s),
         nn.Linear(features, hidden),
-        ACTIVATIONS[s.activation](),
+        _activation(s)(),
         _classifier(hidden, classes),
     )
 
@@ -147,7 +152,7 @@ def mlp(shape: torch.Size, classes: int, s: ModelSettings) -> nn.Module:
     """One hidden layer."""
     hidden = s.hidden or 64
     return nn.Sequential(
-        Flatten(), nn.Linear(shape.numel(), hidden), ACTIVATIONS[s.activation](), _classifier(hidden, classes)
+        Flatten(), nn.Linear(shape.numel(), hidden), ACTIVATIONS[s.activation or "tanh"](), _classifier(hidden, classes)
     )
 
 

@@ -66,10 +66,12 @@ class ModelSettings(Section):
         None, description="widths of the two convolutions; default by model"
     )
     hidden: int | None = Field(None, ge=1, description="width of the hidden layer (cifar10-cnn, mlp); default by model")
-    activation: Literal["relu", "tanh"] = Field("tanh", description="activation; the paper has relu")
+    activation: Literal["relu", "tanh"] | None = Field(
+        None, description="default: relu where feature maps are normed, else tanh; the paper has relu"
+    )
     norm: Literal["none", "rms", "centred"] = Field(
-        "none",
-        description="cnn models: each record's feature maps at mean square 1; centred: and each map at mean 0",
+        "centred",
+        description="cnn models: a record's feature maps at mean square 1; centred: and at mean 0; the paper has none",
     )
 
 

@@ -92,7 +92,7 @@ def mnist(graph: str, agents: int, **changes: Any) -> Experiment:
     values: dict[str, Any] = {
         "rounds": 100,
         "data": {"name": "mnist", "validation": 2000},
-        "model": {"name": "mnist-cnn", "channels": [16, 32]},
+        "model": {"name": "mnist-cnn", "channels": [16, 32], "norm": "none"},
         "graph": {"kind": graph, "agents": agents},
         "batch": {"size": B},
         "shapley": {"permutations": R} | LITERALLY,
