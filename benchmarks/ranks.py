@@ -23,11 +23,11 @@ from threading import Event, Thread
 from typing import Any
 
 from pdsl import graph as graphs
+from pdsl.algorithms import PDSL
 from pdsl.engine.torchrun import block
 from pdsl.randomness import Streams
 from pdsl.settings import GraphSettings
 
-PHASES = 4  # PDSL sends x, ĝ, û and x̂
 COUNTED = "lo.txt"
 
 
@@ -101,9 +101,11 @@ def inside(folder: Path, argv: list[str]) -> None:
 
 
 def crossing(a: argparse.Namespace) -> int:
+    """Vectors from rank to rank in a round: over every edge that crosses, as many as the algorithm sends."""
     graph = graphs.build(GraphSettings(kind="k-regular", agents=a.agents, degree=4), Streams(0))
     rank_of = {agent: rank for rank in range(a.ranks) for agent in block(a.agents, rank, a.ranks)}
-    return sum(rank_of[i] != rank_of[j] for i, j in zip(graph.receiver.tolist(), graph.sender.tolist(), strict=True))
+    ends = zip(graph.receiver.tolist(), graph.sender.tolist(), strict=True)
+    return PDSL().sends(graph, noise_multiplier=1.0) * sum(rank_of[i] != rank_of[j] for i, j in ends)
 
 
 def main() -> None:
@@ -127,7 +129,7 @@ def main() -> None:
         print(f"{name}: {summary['rounds']} rounds in {summary['seconds']:.0f} s, {told}", flush=True)
     (empty,), (alone,), several = (found[name][1] for name in ("nobody", "alone", "ranks"))
     d = facts["parameters"]
-    expected = PHASES * crossing(a) * d * 4 * a.rounds
+    expected = crossing(a) * d * 4 * a.rounds
     sent = found["ranks"][0]["bytes_between_processes"]
     print(f"{a.agents} agents, {a.ranks} ranks, {d} parameters")
     largest = max(of.peak for of in several)

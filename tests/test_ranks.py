@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pdsl import graph as graphs
-from pdsl.algorithms import ALGORITHMS
+from pdsl.algorithms import ALGORITHMS, PDSL
 from pdsl.engine.ranks import place
 from pdsl.engine.torchrun import block
 from pdsl.randomness import Streams
@@ -70,10 +70,11 @@ def test_pdsl_on_other_numbers_of_ranks(size: int, alone: list[Settings], tmp_pa
 def test_what_crosses_is_the_edges_between_ranks_and_nothing_else(several: list[Settings]) -> None:
     blocks = [range(first, end) for first, end, _ in several[0]["held"]]
     rank_of = {agent: rank for rank, agents in enumerate(blocks) for agent in agents}
-    W = graphs.build(GraphSettings.model_validate(GRAPH), Streams(0)).W
+    graph = graphs.build(GraphSettings.model_validate(GRAPH), Streams(0))
+    W = graph.W
     links = [(i, j) for i in range(AGENTS) for j in range(AGENTS) if i != j and W[i, j] > 0]
     crossing = sum(rank_of[i] != rank_of[j] for i, j in links)
-    phases = 4  # PDSL sends x, ĝ, û and x̂
+    phases = PDSL().sends(graph, noise_multiplier=0.0)
     assert crossing > 0
     for row in several[0]["rows"]:
         assert row["bytes_between_processes"] == phases * crossing * D * 4
