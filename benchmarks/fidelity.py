@@ -28,7 +28,7 @@ def settings(seed: int, rounds: int, estimator: str) -> dict[str, Any]:
         "seed": seed,
         "data": {"name": "mnist"},
         "graph": {"kind": "full", "agents": 10},
-        "model": {"name": "mnist-cnn", "channels": [8, 16]},
+        "model": {"name": "mnist-cnn", "channels": [8, 16], "activation": "tanh", "norm": "rms"},
         "batch": {"size": 250},
         "algorithm": {"name": "pdsl", "learning_rate": 2.0},
         "shapley": {

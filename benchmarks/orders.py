@@ -29,7 +29,7 @@ def coalition_values(rounds: int, value: str, probe: float) -> Values:
         "rounds": 100,
         "data": {"name": "mnist"},
         "graph": {"kind": "full", "agents": MEMBERS},
-        "model": {"name": "mnist-cnn", "channels": [8, 16]},
+        "model": {"name": "mnist-cnn", "channels": [8, 16], "activation": "tanh", "norm": "rms"},
         "batch": {"size": 250},
         "algorithm": {"name": "pdsl", "learning_rate": 3.0},
         "shapley": {"sample": 100, "check_every": 0},

@@ -123,6 +123,11 @@ class Echo:
         self.omega, self.offsets = torch.full((3,), 1 / 3, dtype=torch.float64), [0, 3]
         self.messages = self.bytes = self.across = 0
 
+    def ask(self, x: torch.Tensor, answer: Any) -> Any:
+        from pdsl.engine.base import ask_at_once
+
+        return ask_at_once(self, x, answer)
+
     def deliver(self, x: torch.Tensor) -> torch.Tensor:
         return x[0] + torch.tensor([0.0, 1e-3, -1e-3])[:, None]  # no two models alike, or one gradient would do
 
@@ -144,7 +149,7 @@ def compute(rounds: int) -> tuple[float, float, int]:
     a round; and parameters."""
     from pdsl.config import load
     from pdsl.parallel import Workers
-    from pdsl.train import apparatus, first_state, prepare
+    from pdsl.train import advanced, apparatus, first_state, prepare
 
     example = Path(__file__).resolve().parent.parent / "examples" / "mnist-ring-private.toml"
     e = prepare(load(example, ["privacy.randomness=system"]), engine=Echo)
@@ -153,7 +158,7 @@ def compute(rounds: int) -> tuple[float, float, int]:
         parts, state = apparatus(e, workers), first_state(e)
         for t in range(1, rounds + 1):
             start, worked = time.monotonic(), time.process_time()
-            state, _ = e.config.algorithm.step(state, parts.round(t))
+            state, _ = advanced(e.config, state, parts.round(t))
             taken.append((time.monotonic() - start, time.process_time() - worked))
     seconds, work = (statistics.median(column) for column in zip(*taken[1:], strict=True))
     return seconds, work, e.network.d

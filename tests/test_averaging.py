@@ -43,7 +43,6 @@ def test_what_is_handed_out_is_the_running_mean_of_the_models(algorithm: str) ->
         assert torch.equal(averaged.state.state.x, plain.state.x)
         torch.testing.assert_close(averaged.state.x, mean)
         assert averaged.row["epsilon"] == plain.row["epsilon"]
-        assert averaged.row["accuracy"] != plain.row["accuracy"] or t < 2
 
 
 def test_a_state_comes_back_from_its_tensors() -> None:
@@ -63,7 +62,7 @@ def test_cut_and_taken_up_it_ends_the_same(tmp_path: Path) -> None:
     assert taken_up["models_sha256"] == straight["models_sha256"] != whole["models_sha256"]
     newest, _ = RunDirectory.open(tmp_path / "straight").newest()
     assert newest is not None
-    assert set(newest.tensors) == {"x", "u", "evidence", "average"}
+    assert set(newest.tensors) == {"x", "u", "evidence", "x.mean"}
 
 
 def test_the_audit_finds_nothing_against_it() -> None:

@@ -201,3 +201,8 @@ def test_a_mistake_in_a_file_names_the_file(tmp_path: Path) -> None:
         load(tmp_path)
     with refused("nowhere.toml", "no such config file", "pdsl config"):
         load(tmp_path / "nowhere.toml")
+
+
+def test_a_setting_of_two_kinds_says_what_each_of_them_may_be() -> None:
+    with refused("algorithm.gossip_steps=banana", "valid integer", "'auto'"):
+        load(None, ["algorithm.gossip_steps=banana"])

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from pdsl import graph as graphs
-from pdsl.algorithms import Algorithm
+from pdsl.algorithms import PDSL, Algorithm
 from pdsl.algorithms.d_psgd import DPSGD
 from pdsl.algorithms.dp_admm import DPADMM
-from pdsl.algorithms.gossip import accelerated, chebyshev_omega, enough_gossip
+from pdsl.algorithms.gossip import accelerated, best_omega, chebyshev_omega, disagreement, enough_gossip
 from pdsl.algorithms.gradient_tracking import GradientTracking
 from pdsl.algorithms.gut import GUT
 from pdsl.algorithms.momentum_tracking import MomentumTracking
@@ -132,12 +132,12 @@ def test_accelerated_gossip_is_a_polynomial_of_W_and_keeps_the_mean(graph: Graph
     """In float32 the mean drifts by up to 1e-7 of the scale in each round of gossip: 1e-6 holds up to 10 rounds."""
     x = start(graph.agents, 40, seed=K) + 3.0
     scale = float(x.abs().max())
-    found = accelerated(Local(graph), x, K, graph.spectral_gap)
-    right = polynomial(graph.W, K, graph.spectral_gap) @ x.numpy()
+    found = accelerated(Local(graph), x, K, chebyshev_omega(graph.spectral_gap))
+    right = polynomial(graph.W, K, chebyshev_omega(graph.spectral_gap)) @ x.numpy()
     np.testing.assert_allclose(found.numpy(), right, rtol=0, atol=1e-12 * scale)
     torch.testing.assert_close(found.mean(0), x.mean(0), rtol=0, atol=1e-12 * scale)
 
-    single = accelerated(Local(graph), x.float(), K, graph.spectral_gap)
+    single = accelerated(Local(graph), x.float(), K, chebyshev_omega(graph.spectral_gap))
     assert single.dtype == torch.float32
     drift = (single.double().mean(0) - x.float().double().mean(0)).abs().max()
     assert float(drift) <= max(1e-6, 1e-7 * K) * scale
@@ -147,7 +147,9 @@ def test_accelerated_gossip_is_faster_than_gossip() -> None:
     ring = graphs.ring(32)
     x, K = start(32, D), 60
     plain = np.linalg.matrix_power(ring.W, K) @ x.numpy()
-    assert apart(accelerated(Local(ring), x, K, ring.spectral_gap)) < 0.01 * apart(torch.from_numpy(plain))
+    assert apart(accelerated(Local(ring), x, K, chebyshev_omega(ring.spectral_gap))) < 0.01 * apart(
+        torch.from_numpy(plain)
+    )
 
 
 def test_the_weight_of_chebyshev_s_recursion() -> None:
@@ -162,7 +164,7 @@ def test_the_weight_of_chebyshev_s_recursion() -> None:
 def test_one_round_of_gossip_on_the_full_graph_is_the_mean(n: int) -> None:
     graph, x = graphs.full(n), start(n, D)
     assert enough_gossip(graph, 0.3) == 1
-    found = accelerated(Local(graph), x, 1, graph.spectral_gap)
+    found = accelerated(Local(graph), x, 1, chebyshev_omega(graph.spectral_gap))
     torch.testing.assert_close(found, x.mean(0).expand(n, D), rtol=0, atol=1e-14)
 
 
@@ -189,6 +191,43 @@ def test_enough_gossip_by_hand(graph: Graph, sigma: float, K: int) -> None:
     assert enough_gossip(graph, sigma) == K
     assert Muffliato().sends(graph, sigma) == K
     assert Muffliato(gossip_steps=3).sends(graph, sigma) == 3
+
+
+@pytest.mark.parametrize("K", [1, 2, 3, 5, 10, 20])
+@pytest.mark.parametrize(
+    "graph",
+    [
+        graphs.ring(5),
+        graphs.ring(10),
+        graphs.ring(50),
+        graphs.ring(300),
+        graphs.line(60),
+        graphs.star(40),
+        graphs.grid(64),
+    ],
+    ids=lambda g: f"{g.name} of {g.agents}",
+)
+def test_more_gossip_never_leaves_more_than_plain_gossip_does(graph: Graph, K: int) -> None:
+    """Also where there are too few rounds for the graph's gap. White noise is mixed, and what is left is compared."""
+    omega = best_omega(graph, K)
+    noise = torch.from_numpy(np.random.default_rng(K).standard_normal((graph.agents, 2000)))
+    left = accelerated(Local(graph), noise, K, omega)
+    measured = float((left - left.mean(0)).square().sum() / (graph.agents - 1) / 2000)
+    assert measured == pytest.approx(disagreement(graph, K, omega), rel=0.2)
+    plain = (np.linalg.eigvalsh(graph.W)[:-1] ** (2 * K)).mean()
+    assert disagreement(graph, K, omega) <= plain * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("graph", [graphs.ring(10), graphs.bipartite(10), graphs.star(10)], ids=lambda g: g.name)
+def test_with_rounds_enough_the_gap_decides(graph: Graph) -> None:
+    assert best_omega(graph, enough_gossip(graph)) == chebyshev_omega(graph.spectral_gap)
+
+
+def test_pdsl_mixes_models_until_they_agree_but_not_for_ever() -> None:
+    assert PDSL().sends(graphs.full(50), 1.0) == 3 + 1
+    assert PDSL().sends(graphs.ring(8), 1.0) == PDSL().sends(graphs.ring(8), 0.05) == 3 + 5
+    assert PDSL().sends(graphs.ring(100), 1.0) == 3 + 10
+    assert PDSL(gossip_steps=1).sends(graphs.ring(100), 1.0) == 4
 
 
 @pytest.mark.parametrize("sigma", [0.3, 1.0])

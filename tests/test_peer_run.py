@@ -70,14 +70,14 @@ def together(summaries: list[dict[str, Any]]) -> str:
     return hashlib.sha256(" ".join(summary["model_sha256"] for summary in summaries).encode()).hexdigest()
 
 
-@pytest.mark.parametrize("algorithm", ["pdsl", "muffliato"])
+@pytest.mark.parametrize(("algorithm", "averaging"), [("pdsl", 0.0), ("pdsl", 0.5), ("muffliato", 0.0)])
 def test_peers_end_with_the_models_of_one_process(
-    tmp_path: Path, loop: Loop, monkeypatch: pytest.MonkeyPatch, algorithm: str
+    tmp_path: Path, loop: Loop, monkeypatch: pytest.MonkeyPatch, algorithm: str, averaging: float
 ) -> None:
     monkeypatch.setattr(secrets.system, "token_bytes", lambda n: KEY)  # the test key
     members = organisations(tmp_path)
     data, task = with_data(members)
-    plan = agreed(members, task, QUICK, algorithm={"name": algorithm})
+    plan = agreed(members, task, QUICK, algorithm={"name": algorithm}, averaging=averaging)
     all_joined(members, plan)
     summaries = everybody(members, loop)
 

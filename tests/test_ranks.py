@@ -39,6 +39,7 @@ DENSE: Settings = {  # equal models ask for equal games, and twelve members for 
     "privacy": {"mode": "none"},
 }
 STALE: Settings = {**BASE, "algorithm": {"name": "dp-dpsgd", "staleness": 2}}
+MEANS: Settings = {**BASE, "averaging": 0.5}
 EVERY = [{**BASE, "algorithm": {"name": name}} for name in ALGORITHMS]
 
 
@@ -49,12 +50,12 @@ def alike(runs: list[Settings]) -> list[tuple[str, list[Any]]]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Settings]:
-    return outcomes(0, [*EVERY, STALE, DENSE], tmp_path_factory.mktemp("alone"))
+    return outcomes(0, [*EVERY, STALE, MEANS, DENSE], tmp_path_factory.mktemp("alone"))
 
 
 @pytest.fixture(scope="module", params=[2, 3])
 def several(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Settings]:
-    return outcomes(request.param, [*EVERY, STALE, DENSE], tmp_path_factory.mktemp("several"))
+    return outcomes(request.param, [*EVERY, STALE, MEANS, DENSE], tmp_path_factory.mktemp("several"))
 
 
 def test_every_algorithm_has_the_same_bits_on_several_ranks(alone: list[Settings], several: list[Settings]) -> None:

@@ -18,6 +18,7 @@ from pdsl.algorithms.d_psgd import DPSGD
 from pdsl.algorithms.dfedsam import DFedSAM, DFedSAMMGS
 from pdsl.algorithms.dmsgd import DMSGD
 from pdsl.algorithms.dp_dpsgd import DPDPSGD
+from pdsl.algorithms.gossip import best_omega
 from pdsl.algorithms.gradient_tracking import GradientTracking
 from pdsl.algorithms.gut import GUT
 from pdsl.algorithms.momentum_tracking import MomentumTracking
@@ -134,7 +135,7 @@ def test_pdsl_with_uniform_weights_takes_the_mean_of_cross_gradients(step_scale:
         found = run(algorithm, PROBLEM, GRAPH, T, X0, validation=nobody_asks)
 
     x, u = X0, torch.zeros_like(X0)
-    P_K = torch.from_numpy(polynomial(GRAPH.W, K, GRAPH.spectral_gap))
+    P_K = torch.from_numpy(polynomial(GRAPH.W, K, best_omega(GRAPH, K)))
     for t in range(1, T + 1):
         u_hat = alpha * u
         for i in range(M):

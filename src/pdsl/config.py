@@ -36,7 +36,7 @@ class Config(Section):
         0.0,
         ge=0,
         lt=1,
-        description="β: agents hand out the running mean of their models, β old and 1-β new; 0: the last",
+        description="β: agents hand out the running mean of their models, β old (less at first), 1-β new; 0: the last",
     )
     data: DataSettings = DataSettings()
     partition: PartitionSettings = PartitionSettings()
@@ -130,11 +130,14 @@ def _parsed(text: str) -> object:
 
 
 def _one_line(error: ValidationError, where: str) -> str:
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
+    found = error.errors()
+    first = found[0]
+    key, messages = ".".join(str(part) for part in first["loc"]), [first["msg"]]
+    if (name := key.rpartition(".")[0]) in _names():  # a setting with several kinds of value: what each kind says
+        key, messages = name, [other["msg"] for other in found if other["loc"][:-1] == first["loc"][:-1]]
     if first["type"] == "extra_forbidden":
         return _unknown(where, key)
-    message = first["msg"].removeprefix("Value error, ")
+    message = ", or: ".join(dict.fromkeys(message.removeprefix("Value error, ") for message in messages))
     given = first["input"]
     shown = f"={given}" if isinstance(given, str | int | float) else ""
     return f"{where}: {key}{shown}: {message}; 'pdsl config' lists what is allowed".replace("\n", " ")

@@ -92,10 +92,14 @@ class Graph:
         return self.sender[self.offsets[i] : self.offsets[i + 1]]
 
     @cached_property
+    def eigenvalues(self) -> Floats:
+        """Of W, ascending; the last is 1."""
+        return np.linalg.eigvalsh(self.W).astype(np.float64)
+
+    @cached_property
     def spectral_gap(self) -> float:
         """1 - max(|λ_2|, |λ_M|): the larger, the faster agents come to agree; at most 1, always positive."""
-        eigenvalues = np.linalg.eigvalsh(self.W)  # ascending; the last is 1
-        return float(1 - np.abs(eigenvalues[:-1]).max())
+        return float(1 - np.abs(self.eigenvalues[:-1]).max())
 
     def describe(self) -> str:
         """One line for people."""

@@ -49,9 +49,9 @@ class RMSNorm(nn.Module):
 
 
 class Centred(RMSNorm):
-    """A record's feature maps, each less its own mean, and then all divided by the root of their mean square.
+    """A record's feature maps (or features), each less its own mean, over the root of the mean square of all of them.
 
-    Or a record's features, less their mean. What all records have in common is gone: steps go to what tells them apart.
+    How bright a map is overall says little, and would be the largest part of every record's gradient.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,17 +73,21 @@ class Tanh(nn.Module):
 
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": Tanh}
-NORMS: dict[str, list[type[nn.Module]]] = {"none": [], "rms": [RMSNorm], "centred": [Centred]}
+NORMS: dict[str, tuple[list[type[nn.Module]], list[type[nn.Module]]]] = {  # of feature maps; of the features at the end
+    "none": ([], []),
+    "rms": ([RMSNorm], []),
+    "centred": ([Centred], [Centred]),
+}
 
 
 def _convolutions(shape: torch.Size, channels: tuple[int, int], kernel: int, s: ModelSettings) -> list[nn.Module]:
     """Two same-size convolutions, each followed by 2×2 max pooling.
 
-    Pooling comes before the activation: both activations are increasing, so the result is the same, at a quarter of
-    the cost.
+    Pooling comes before the norm, if there is one, and before the activation: both activations are increasing, so the
+    result is the same as with the paper's order, at a quarter of the cost.
     """
     act = _activation(s)
-    norm = [kind() for kind in NORMS[s.norm]]
+    norm, of_features = ([kind() for kind in kinds] for kinds in NORMS[s.norm])
     first, second = channels
     return [
         _unbiased(nn.Conv2d(shape[0], first, kernel, padding=kernel // 2)),
@@ -95,7 +99,7 @@ def _convolutions(shape: torch.Size, channels: tuple[int, int], kernel: int, s: 
         *norm,
         act(),
         Flatten(),
-        *([Centred()] if s.norm == "centred" else []),
+        *of_features,
     ]
 
 

@@ -82,8 +82,16 @@ def _found(path: Path, assignments: Sequence[str]) -> tuple[RunDirectory, Config
             )
     run = RunDirectory.open(path)
     ledger = read_ledger(run)
-    config = configs.load(None, assignments, base=run.config())
+    config = configs.load(None, assignments, base=_as_it_was(run.config()))
     return run, config, run.read(KEY), None if ledger is None else ledger.mechanisms
+
+
+def _as_it_was(stored: dict[str, Any]) -> dict[str, Any]:
+    """A run's settings, with what went without saying when it was begun."""
+    algorithm = stored.get("algorithm", {})
+    if algorithm.get("name") == "pdsl":  # before there was a setting, models were mixed once
+        return stored | {"algorithm": {"gossip_steps": 1} | algorithm}
+    return stored
 
 
 def read_ledger(run: RunDirectory) -> Ledger | None:

@@ -32,7 +32,7 @@ from pdsl.rogues import Rogues, Spoiled, drawn, flipped
 from pdsl.shapley import Validation
 
 Row = dict[str, Any]
-AVERAGE = "average"  # under this name the means of models are stored
+MEANS = "x.mean"  # under this name the means of models are stored
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,10 @@ def _check_device(name: str) -> None:
 
 @dataclass(frozen=True)
 class Step:
-    """The end of a round: its row of facts, the algorithm's state, and what has been spent so far."""
+    """The end of a round: its row of facts, the state, and what has been spent so far.
+
+    The state is the algorithm's own, or, with `averaging`, an `Averaged` around it; its x is what agents hand out.
+    """
 
     row: Row
     state: Any
@@ -234,7 +237,8 @@ def _labels(e: Experiment, agent: int) -> Tensor:
 class Averaged:
     """A state of an algorithm whose agents hand out the running mean of their models instead of the last one.
 
-    That is post-processing: training does not know of it, and it costs no privacy.
+    That is post-processing: training does not know of it, and it costs no privacy. What is measured in a row (accuracy,
+    loss, consensus) is measured on the means.
     """
 
     state: Any
@@ -248,10 +252,10 @@ def first_models(e: Experiment) -> Tensor:
 
 def first_state(e: Experiment) -> Any:
     """The state before round 1."""
-    return begun(e.config, first_models(e))
+    return state_at(e.config, first_models(e))
 
 
-def begun(config: Config, x0: Tensor) -> Any:
+def state_at(config: Config, x0: Tensor) -> Any:
     """The state of agents who begin with the models x0 [m, d]."""
     state = config.algorithm.init(x0)
     return Averaged(state, x0) if config.averaging else state
@@ -259,7 +263,7 @@ def begun(config: Config, x0: Tensor) -> Any:
 
 def advanced(config: Config, state: Any, r: Round) -> tuple[Any, Facts]:
     """The state after the round, and what there is to say about it."""
-    if not isinstance(state, Averaged):
+    if not config.averaging:
         return config.algorithm.step(state, r)
     new, facts = config.algorithm.step(state.state, r)
     old = min(config.averaging, (1 + r.t) / (10 + r.t))  # the first models are soon forgotten
@@ -392,7 +396,7 @@ def finite(value: float) -> float | None:
 def state_tensors(state: Any) -> dict[str, Tensor]:
     """A state's tensors by name; `state_from` makes it again."""
     if isinstance(state, Averaged):
-        return {AVERAGE: state.x, **state_tensors(state.state)}
+        return {MEANS: state.x, **state_tensors(state.state)}
     return {f.name: getattr(state, f.name) for f in fields(state)}
 
 
@@ -400,5 +404,7 @@ def state_from(config: Config, tensors: dict[str, Tensor]) -> Any:
     """The state of `config`'s algorithm from its tensors."""
     kind: Callable[..., Any] = type(config.algorithm.init(torch.zeros(1, 1)))
     here = {name: tensor.to(config.engine.device) for name, tensor in tensors.items()}
-    mean = here.pop(AVERAGE, None)
-    return kind(**here) if mean is None else Averaged(kind(**here), mean)
+    if not config.averaging:
+        return kind(**here)
+    means = here.pop(MEANS)
+    return Averaged(kind(**here), means)

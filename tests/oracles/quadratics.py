@@ -3,7 +3,6 @@
 f_i(x) = ½ (x − b_i)ᵀ A_i (x − b_i), with A_i and b_i that differ from agent to agent. Gradients are exact, float64.
 """
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -130,9 +129,8 @@ def mixing(graph: Graph) -> Tensor:
     return torch.from_numpy(graph.W)
 
 
-def polynomial(W: NDArray[np.float64], K: int, lam: float) -> NDArray[np.float64]:
+def polynomial(W: NDArray[np.float64], K: int, omega: float) -> NDArray[np.float64]:
     """P_K(W), dense: P_0 = I, P_1 = W, P_{s+1} = ω W P_s + (1 − ω) P_{s−1}."""
-    omega = 2 * (1 - math.sqrt(lam * (1 - lam / 4))) / (1 - lam / 2) ** 2
     P = [np.eye(len(W)), W]
     for _ in range(K - 1):
         P.append(omega * W @ P[-1] + (1 - omega) * P[-2])

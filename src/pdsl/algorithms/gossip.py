@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 from torch import Tensor
 
 from pdsl.engine import Engine
@@ -15,13 +16,11 @@ def gossip(engine: Engine, x: Tensor, steps: int) -> Tensor:
     return x
 
 
-def accelerated(engine: Engine, x: Tensor, steps: int, gap: float) -> Tensor:
-    """P_K(W) x, Chebyshev's polynomial of degree K = `steps`, with P_K(1) = 1: means are preserved.
+def accelerated(engine: Engine, x: Tensor, steps: int, omega: float) -> Tensor:
+    """P_K(W) x, a polynomial of degree K = `steps` with P_K(1) = 1: means are preserved.
 
-    x¹ = W x⁰,  x^{s+1} = ω W x^s + (1 − ω) x^{s−1},  ω by the spectral gap λ. That is λ₂(I − W), but for graphs
-    near to bipartite, where W has an eigenvalue near −1 that decides instead.
+    x¹ = W x⁰,  x^{s+1} = ω W x^s + (1 − ω) x^{s−1}.  ω = 1 is plain gossip, W^K x.
     """
-    omega = chebyshev_omega(gap)
     before, x = x, engine.mix(x)
     for _ in range(steps - 1):
         before, x = x, omega * engine.mix(x) + (1 - omega) * before
@@ -29,17 +28,40 @@ def accelerated(engine: Engine, x: Tensor, steps: int, gap: float) -> Tensor:
 
 
 def chebyshev_omega(gap: float) -> float:
-    """ω = 2 (1 − √(λ (1 − λ/4))) / (1 − λ/2)²."""
+    """ω = 2 (1 − √(λ (1 − λ/4))) / (1 − λ/2)², which makes P_K Chebyshev's polynomial for the spectral gap λ.
+
+    λ is λ₂(I − W), but for graphs near to bipartite, where W has an eigenvalue near −1 that decides instead.
+    """
     return 2 * (1 - math.sqrt(gap * (1 - gap / 4))) / (1 - gap / 2) ** 2
 
 
-def enough_gossip(graph: Graph, sigma: float = 0.0) -> int:
-    """K, after which disagreement is below what the noise leaves: σ in units of what one record can change.
+def best_omega(graph: Graph, steps: int) -> float:
+    """The ω after whose `steps` rounds agents that differ at random differ least: plain, by the gap, or by the steps.
 
-    Without noise there is no such level; K is then what any σ of at least 1/2 asks for.
+    By the gap is best where there are rounds enough for it (`enough_gossip`). With fewer, on a long ring, it would
+    leave more than one plain round does: there ω goes by the gap for which the rounds are enough.
+    """
+    reached = min(1.0, (math.log(graph.agents) / steps) ** 2)
+    candidates = (1.0, chebyshev_omega(graph.spectral_gap), chebyshev_omega(reached))
+    return min(candidates, key=lambda omega: disagreement(graph, steps, omega))
+
+
+def disagreement(graph: Graph, steps: int, omega: float) -> float:
+    """The mean of P_K(μ)² over the eigenvalues μ of W but the largest: what is left of white noise."""
+    mu = graph.eigenvalues[:-1]
+    before, now = np.ones_like(mu), mu
+    for _ in range(steps - 1):
+        before, now = now, omega * mu * now + (1 - omega) * before
+    return float(np.square(now).mean())
+
+
+def enough_gossip(graph: Graph, sigma: float | None = None) -> int:
+    """K, after which disagreement is below what noise leaves: σ in units of what one record can change.
+
+    Without σ, or without noise, K is what any σ of at least 1/2 asks for.
     """
     lam = graph.spectral_gap
     if lam > 1 - 1e-9:  # the full graph: one round of gossip is the mean
         return 1
-    ratio = max(0.25, sigma**2) / sigma**2 if sigma > 0 else 1.0
+    ratio = max(0.25, sigma**2) / sigma**2 if sigma else 1.0
     return math.ceil(math.log(graph.agents * ratio) / math.sqrt(lam))

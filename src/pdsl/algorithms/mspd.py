@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Facts, Round
-from pdsl.algorithms.gossip import accelerated
+from pdsl.algorithms.gossip import accelerated, chebyshev_omega
 from pdsl.graph import Graph
 from pdsl.privacy import Release
 
@@ -42,7 +42,8 @@ class MSPD(Algorithm):
     def step(self, state: State, r: Round) -> tuple[State, Facts]:
         x, gamma = state.x, self.learning_rate
         ahead = 2 * x - state.before
-        apart = ahead - accelerated(r.engine, ahead, self.gossip_steps, r.graph.spectral_gap)
+        omega = chebyshev_omega(r.graph.spectral_gap)
+        apart = ahead - accelerated(r.engine, ahead, self.gossip_steps, omega)
         y = state.y - self.dual_rate / gamma * apart
         z = x
         for m in range(self.local_steps):

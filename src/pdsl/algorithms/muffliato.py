@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Facts, Round
-from pdsl.algorithms.gossip import accelerated, enough_gossip
+from pdsl.algorithms.gossip import accelerated, chebyshev_omega, enough_gossip
 from pdsl.algorithms.states import Models as State
 from pdsl.graph import Graph
 from pdsl.privacy import Release
@@ -28,7 +28,7 @@ class Muffliato(Algorithm):
     def step(self, state: State, r: Round) -> tuple[State, Facts]:
         x_hat = state.x - self.learning_rate * r.own_noisy_gradients(state.x)
         K = self.sends(r.graph, r.noise_multiplier)
-        return State(accelerated(r.engine, x_hat, K, r.graph.spectral_gap)), {"gossip_steps": K}
+        return State(accelerated(r.engine, x_hat, K, chebyshev_omega(r.graph.spectral_gap))), {"gossip_steps": K}
 
     def sends(self, graph: Graph, noise_multiplier: float) -> int:
         return self.gossip_steps or enough_gossip(graph, noise_multiplier)

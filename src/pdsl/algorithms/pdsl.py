@@ -13,7 +13,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Facts, Round
-from pdsl.algorithms.gossip import accelerated, enough_gossip
+from pdsl.algorithms.gossip import accelerated, best_omega, enough_gossip
 from pdsl.engine.base import Answers, weighted_sums
 from pdsl.graph import Graph
 from pdsl.privacy import Release
@@ -59,9 +59,10 @@ class PDSL(Algorithm):
             x_ij = at.by_agent(at.asked(x) - self.shapley.probe * gamma * at.v)  # line 14, eq. 15
             valued = r.validation.contributions(r.t, at.agents, x[at.rows], x_ij, self.shapley)  # line 15, eq. 16-18
             known, here = self._remembered(state.evidence[at.rows], valued, at, r)
-            share = [shares(v.phi, self.shapley, e) for v, e in zip(valued, here, strict=True)]  # line 16, eq. 19
-            pi = self._weights(share, at, r)  # line 17, eq. 20
-            g_bar.append(weighted_sums(at.v, torch.from_numpy(np.concatenate(pi)), at.offsets))  # line 18, eq. 21
+            share = self._shares(valued, here, at, r)  # line 16, eq. 19
+            omega = engine.omega[at.edges] if self.step_scale == "paper" else 1.0
+            pi = torch.from_numpy(np.concatenate(share)) / omega  # line 17, eq. 20
+            g_bar.append(weighted_sums(at.v, pi, at.offsets))  # line 18, eq. 21
             checked = r.validation.fidelity(r.t, at.agents, r.graph.agents, x_ij, self.shapley)
             evidence.append(known)
             told += [_told(v, part, checked) for v, part in zip(valued, share, strict=True)]
@@ -70,7 +71,7 @@ class PDSL(Algorithm):
         x_hat = x - gamma * u_hat  # line 20, eq. 23
         u = engine.mix(u_hat)  # lines 21-23, eq. 24
         K = self._rounds_of_gossip(r.graph)
-        x = accelerated(engine, x_hat, K, r.graph.spectral_gap)  # lines 21, 22, 24, eq. 25; K = 1 is W x̂
+        x = accelerated(engine, x_hat, K, best_omega(r.graph, K))  # lines 21, 22, 24, eq. 25; K = 1 is W x̂
         return State(x, u, torch.cat(evidence)), {"shapley": _facts(engine.gather(told))}
 
     def _remembered(self, known: Tensor, valued: list[Valuation], at: Answers, r: Round) -> tuple[Tensor, list[Values]]:
@@ -85,17 +86,16 @@ class PDSL(Algorithm):
             evidence[row, place] = torch.from_numpy(here[-1])
         return evidence, here
 
-    def _weights(self, share: list[Values], at: Answers, r: Round) -> list[Values]:
-        """π of each agent's members.
+    def _shares(self, valued: list[Valuation], evidence: list[Values], at: Answers, r: Round) -> list[Values]:
+        """Each agent's members' parts of its step; they sum to 1.
 
-        By shares alone, a hub of the graph would be heard by everybody, and its records count more than others'. Times
-        ω, and scaled to sum to 1, equal shares become ω itself: of all that is learned, every agent has the same part.
+        By what they are worth alone, a hub of the graph would be heard by everybody, and its records count more than
+        others'. Times ω, members of equal worth have ω itself: of all that is learned, every agent has the same part.
         """
-        if self.step_scale == "mean":
+        share = [shares(v.phi, self.shapley, e) for v, e in zip(valued, evidence, strict=True)]
+        if self.step_scale != "graph":
             return share
         omega = [w.cpu().numpy() for w in at.by_agent(r.engine.omega[at.edges])]
-        if self.step_scale == "paper":
-            return [part / w for part, w in zip(share, omega, strict=True)]
         return [part * w / (part @ w) for part, w in zip(share, omega, strict=True)]
 
     def check(self, members: int) -> None:

@@ -95,6 +95,7 @@ def mnist(graph: str, agents: int, **changes: Any) -> Experiment:
         "model": {"name": "mnist-cnn", "channels": [16, 32], "norm": "none"},
         "graph": {"kind": graph, "agents": agents},
         "batch": {"size": B},
+        "algorithm": {"gossip_steps": 1},
         "shapley": {"permutations": R} | LITERALLY,
         "privacy": {"target_epsilon": 1.0},
     }

@@ -31,7 +31,17 @@ from pdsl.peer.task import agreed_mechanisms, check_folder, experiment, network
 from pdsl.peer.transport import Loop, Transport
 from pdsl.runs import Row, RunDirectory
 from pdsl.settings import EngineSettings
-from pdsl.train import Apparatus, advanced, apparatus, begun, evaluate, finite, first_state, state_from, state_tensors
+from pdsl.train import (
+    Apparatus,
+    advanced,
+    apparatus,
+    evaluate,
+    finite,
+    first_state,
+    state_at,
+    state_from,
+    state_tensors,
+)
 
 LEDGER = "ledger.json"
 Watch = Callable[[Row], None]
@@ -217,7 +227,7 @@ class _Run:
             )
         self.events.log("restarted", why="no whole checkpoint: the mean of the neighbours' models", models=len(models))
         x = torch.stack(models).mean(0, keepdim=True)
-        return begun(self.plan.config, x.to(self.plan.config.engine.device))
+        return state_at(self.plan.config, x.to(self.plan.config.engine.device))
 
     def _row(self, t: int, x: Tensor, account: Account, workers: Workers) -> Row:
         engine = self.engine
