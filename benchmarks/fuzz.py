@@ -81,7 +81,9 @@ def targets(folder: Path) -> dict[str, Target]:
     task = Task(records=10, shape=(4,), classes=3, public="0" * 64)
     plan = compose([m.card for m in members], None, ["model.name=softmax", "rounds=3"], task, Conduct())
     header = Header(plan.hash, 1, 0, 0, 1)
-    account = Account(1e-5, 8.0, Mechanism(0.1, 0.01, 3, rate=0.1), PDSL(), 100, {}).charged(1, 1, frozenset({1}))
+    account = Account(1e-5, 8.0, Mechanism(0.1, 0.01, 3, rate=0.1), PDSL(), 100, 0, (0, 1, 2), {}).charged(
+        1, 1, frozenset({1})
+    )
     numbers = np.arange(12.0, dtype=np.float32).reshape(3, 4)
 
     def npz(**arrays: Any) -> bytes:
@@ -114,7 +116,7 @@ def targets(folder: Path) -> dict[str, Target]:
         "card": (members[0].card.to_toml().encode(), lambda content: Card.parse(content, "card")),
         "plan": (plan.to_toml().encode(), lambda content: Plan.parse(content, "plan")),
         "pin": (members[0].card.certificate.encode(), by_file("ann.pem", lambda path: pins.of("ann"))),
-        "account": (account.to_json(["a", "b"], 0).encode(), lambda content: account.read(content, "ledger")),
+        "account": (account.to_json(["a", "b"]).encode(), lambda content: account.read(content, "ledger")),
         "ledger": (ledger.to_json().encode(), lambda c: Ledger.from_json(c.decode(errors="replace"), "ledger")),
         "log": (b'[1, 0, 0, 1, "ab"]\n[1, 0, 0, 2, "cd"]\n', by_file("sent.log", sent)),
         "checkpoint": (state, by_file("checkpoints/round-000001.safetensors", checkpoint)),

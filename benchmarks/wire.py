@@ -70,14 +70,14 @@ def peer(folder: str, d: int, rounds: int, secure: bool, durable: bool, times: A
     v = torch.randn(d)
     run = RunDirectory.create(own.folder / "run", "", {})
     log = SentLog(own.folder / "run" / "sent-1.log")
-    account = Account(1e-5, 8.0, Mechanism(1.0, 0.01, 3, rate=0.01), PDSL(), 100, {})
+    account = Account(1e-5, 8.0, Mechanism(1.0, 0.01, 3, rate=0.01), PDSL(), 100, 0, (0, 1, 2), {})
     taken = []
     for t in range(1, rounds + 1):
         start, worked = time.monotonic(), time.process_time()
         present = transport.roll_call(t).present
         if durable:
             account = account.charged(t, 1, present)
-            run.write("ledger.json", account.to_json([card.name for card in plan.members], transport.me).encode())
+            run.write("ledger.json", account.to_json([card.name for card in plan.members]).encode())
             log.record({(t, 0, 0, j): "0" * 64 for j in range(3)})
         for phase in range(PHASES):
             assert len(transport.exchange(t, phase, dict.fromkeys(present, v))) == len(present) == 2

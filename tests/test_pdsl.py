@@ -56,7 +56,8 @@ def literally(e: Experiment) -> literal.Trace:
     )
 
     def noise(i: int, j: int, t: int, d: int) -> Tensor:
-        return torch.from_numpy(e.sigma[i] * e.streams.normals(d, "noise", i, t, j)).float()
+        sigma = e.sigma[i] * (e.stretch[i][j] if e.stretch and e.stretch[i] else 1.0)
+        return torch.from_numpy(sigma * e.streams.normals(d, "noise", i, t, j)).float()
 
     def permutation(i: int, t: int, r: int, k: int) -> list[int]:
         orders = e.streams.generator("permutations", i, t).permuted(np.tile(np.arange(k), (s.permutations, 1)), axis=1)

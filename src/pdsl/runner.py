@@ -89,8 +89,10 @@ def _found(path: Path, assignments: Sequence[str]) -> tuple[RunDirectory, Config
 def _as_it_was(stored: dict[str, Any]) -> dict[str, Any]:
     """A run's settings, with what went without saying when it was begun."""
     algorithm = stored.get("algorithm", {})
-    if algorithm.get("name") == "pdsl":  # before there was a setting, models were mixed once
-        return stored | {"algorithm": {"gossip_steps": 1} | algorithm}
+    if (
+        algorithm.get("name") == "pdsl"
+    ):  # before there were settings, models were mixed once, and σ was the same for all
+        return stored | {"algorithm": {"gossip_steps": 1, "noise": "equal"} | algorithm}
     return stored
 
 

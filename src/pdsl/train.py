@@ -55,8 +55,17 @@ class Experiment:
 
     @property
     def sigma(self) -> list[float]:
-        """Standard deviation of the noise on each agent's messages."""
+        """Standard deviation of the noise on each agent's messages, before `stretch`."""
         return [m.sigma for m in self.mechanisms] if self.mechanisms else [0.0] * self.graph.agents
+
+    @property
+    def stretch(self) -> list[dict[int, float]]:
+        """What σ is multiplied with for each peer of each agent; nothing where an agent's messages are alike."""
+        stretches = [m.stretch for m in self.mechanisms or ()]
+        return [
+            dict(zip(self.graph.neighbourhood(i).tolist(), s, strict=True)) if s else {}
+            for i, s in enumerate(stretches)
+        ]
 
     def open_ledger(self) -> Ledger | None:
         """A ledger with nothing in it; None without noise, when no number could stand in it."""
@@ -155,7 +164,7 @@ def _releases(config: Config, graph: Graph) -> list[Release]:
     """What the algorithm says it releases, per agent; nobody asks where there is no noise."""
     if config.privacy.mode == "none":
         return []
-    return [config.algorithm.releases(int(k)) for k in graph.degrees]
+    return [config.algorithm.releases_in(graph, i) for i in range(graph.agents)]
 
 
 def _check_device(name: str) -> None:
@@ -224,7 +233,7 @@ def apparatus(e: Experiment, workers: Workers) -> Apparatus:
         workers,
         choose_per_sample(e.network, Q.inputs, Q.labels),
     )
-    return Apparatus(e.engine, owners, Noise(e.sigma, e.streams, workers), Q, e)
+    return Apparatus(e.engine, owners, Noise(e.sigma, e.streams, workers, stretch=e.stretch), Q, e)
 
 
 def _labels(e: Experiment, agent: int) -> Tensor:

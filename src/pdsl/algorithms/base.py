@@ -95,3 +95,7 @@ class Algorithm(Section):
             f"algorithm {self.name} does not say what it releases, so no ε can be stated; give it a method releases,"
             " or set privacy.mode=none"
         )
+
+    def releases_in(self, graph: Graph, agent: int) -> Release:
+        """What leaves this agent in a round with all its neighbours: how much of the noise is on which message, too."""
+        return self.releases(int(graph.degrees[agent]))

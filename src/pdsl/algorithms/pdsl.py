@@ -16,7 +16,7 @@ from pdsl.algorithms.base import Algorithm, Facts, Round
 from pdsl.algorithms.gossip import accelerated, best_omega, enough_gossip
 from pdsl.engine.base import Answers, weighted_sums
 from pdsl.graph import Graph
-from pdsl.privacy import Release
+from pdsl.privacy import Release, by_weight
 from pdsl.settings import ShapleySettings
 from pdsl.shapley import Valuation, Values, check, remembered, shares
 
@@ -44,6 +44,10 @@ class PDSL(Algorithm):
     )
     gossip_steps: PositiveInt | Literal["auto"] = Field(
         "auto", description=f"K, rounds of gossip; auto: until models agree, {MOST_GOSSIP} at most; the paper has 1"
+    )
+    noise: Literal["graph", "equal"] = Field(
+        "graph",
+        description="graph: σ² of messages as 1/ω, less noise on what counts more, for the same ε; equal: one σ",
     )
     shapley: ShapleySettings = Field(ShapleySettings(), exclude=True, description="in a config: the section [shapley]")
 
@@ -109,6 +113,12 @@ class PDSL(Algorithm):
 
     def releases(self, members: int) -> Release:
         return Release(messages=members)
+
+    def releases_in(self, graph: Graph, agent: int) -> Release:
+        release = super().releases_in(graph, agent)
+        if self.noise == "equal":
+            return release
+        return release._replace(stretch=by_weight(graph.omega[graph.offsets[agent] : graph.offsets[agent + 1]]))
 
 
 Told = tuple[str, int, list[float], list[float], dict[str, float] | None]

@@ -29,6 +29,8 @@ class Account:
     mechanism: Mechanism  # of a round in which all neighbours are there
     algorithm: Algorithm
     planned: int  # rounds
+    me: int
+    members: tuple[int, ...]  # of the neighbourhood, ascending, itself included
     charges: Charges
 
     def charged(self, t: int, incarnation: int, peers: frozenset[int]) -> "Account":
@@ -38,7 +40,11 @@ class Account:
     def of(self, peers: frozenset[int]) -> Mechanism:
         """What leaves in a round with these neighbours: the noise is the same whoever is there."""
         release = self.algorithm.releases(1 + len(peers))
-        return replace(self.mechanism, messages=release.messages, steps=release.steps, seen=release.seen)
+        stretch = self.mechanism.stretch and tuple(
+            factor for j, factor in zip(self.members, self.mechanism.stretch, strict=True) if j in peers or j == self.me
+        )
+        messages, steps, seen = release.messages, release.steps, release.seen
+        return replace(self.mechanism, messages=messages, steps=steps, seen=seen, stretch=stretch)
 
     @cached_property
     def epsilon(self) -> float:
@@ -70,21 +76,21 @@ class Account:
     def rounds_of(self, incarnation: int) -> list[int]:
         return sorted(t for t, of in self.charges if of == incarnation)
 
-    def as_ledger(self, me: int) -> Ledger:
+    def as_ledger(self) -> Ledger:
         """The same as a run's ledger of one agent, for summaries and statements."""
         entries = tuple(Entry(t, t, self.of(peers)) for (t, _), peers in sorted(self.charges.items()))
-        everyone = frozenset({me}).union(*self.charges.values())
+        everyone = frozenset({self.me}).union(*self.charges.values())
         return Ledger(self.delta, self.budget, (tuple(sorted(everyone)),), (entries,))
 
-    def to_json(self, names: list[str], me: int) -> str:
+    def to_json(self, names: list[str]) -> str:
         """For the file: every charge, and how many noisy messages went to whom."""
-        sent: Counter[int] = Counter({me: 0})
+        sent: Counter[int] = Counter({self.me: 0})
         for peers in self.charges.values():
             steps = self.of(peers).steps
-            sent.update(dict.fromkeys((*peers, me), steps))
+            sent.update(dict.fromkeys((*peers, self.me), steps))
         return json.dumps(
             {
-                "name": names[me],
+                "name": names[self.me],
                 "delta": self.delta,
                 "budget": self.budget,
                 "mechanism": asdict(self.mechanism),
@@ -100,6 +106,8 @@ class Account:
         try:
             stored: dict[str, Any] = json.loads(content)
             mechanism = Mechanism(**stored["mechanism"])
+            if len(mechanism.stretch) not in (0, len(self.members)):
+                raise ValueError("noise for others than the members")
             charges = {(int(t), int(n)): frozenset(int(j) for j in peers) for t, n, peers in stored["charges"]}
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
             raise PdslError(f"{where} is damaged, so what was spent is not known; restore it from a copy") from e

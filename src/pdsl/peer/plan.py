@@ -26,7 +26,7 @@ from pdsl.randomness import Streams
 from pdsl.settings import RogueSettings, Section
 
 PLAN = "plan.toml"
-FORMAT = 2
+FORMAT = 3
 MOST_MEMBERS = 1000
 LOCAL = ("data", "partition", "engine")  # sections that are each organisation's own business
 

@@ -106,7 +106,9 @@ class _Run:
         assert isinstance(self.e.engine, Peer)
         self.engine: Peer = self.e.engine
         privacy, batch = plan.config.privacy, plan.config.batch.size
-        self.engine.longest = [longest_honest(privacy, batch, sigma, net.d) for sigma in self.e.sigma]
+        for j in plan.graph.neighbourhood(self.me).tolist():
+            sigma = self.e.sigma[j] * self.e.stretch[j].get(self.me, 1.0)
+            self.engine.longest[j] = longest_honest(privacy, batch, sigma, net.d)
         self.progress = self._progress(account)
         self.stopped: str | None = None  # why, if before the last round
         self.began = time.monotonic()
@@ -116,12 +118,13 @@ class _Run:
         assert privacy.budget is not None  # a plan has one
         released = agreed_mechanisms(self.plan)[self.me]
         config = self.plan.config
-        new = Account(privacy.delta, privacy.budget, released, config.algorithm, config.rounds, {})
+        members = tuple(self.plan.graph.neighbourhood(self.me).tolist())
+        new = Account(privacy.delta, privacy.budget, released, config.algorithm, config.rounds, self.me, members, {})
         if (stored := self.directory.read(LEDGER)) is not None:
             return new.read(stored, str(path / LEDGER))
         if any(path.glob("secret-*.key")) or any(path.glob("checkpoint/*")):
             raise PdslError(f"{path / LEDGER} is missing, so what was spent is not known; restore it from a copy")
-        self.directory.write(LEDGER, new.to_json(self.names, self.me).encode())
+        self.directory.write(LEDGER, new.to_json(self.names).encode())
         return new
 
     def _progress(self, account: Account) -> Progress:
@@ -149,7 +152,10 @@ class _Run:
                 self.transport.offer(self.progress.state.x[0])
             with Workers(self.plan.config.engine.workers) as workers:
                 parts = apparatus(self.e, workers)
-                parts = replace(parts, noise=LoggedNoise(self.e.sigma, self.e.streams, workers, self.incarnation.log))
+                logged = LoggedNoise(
+                    self.e.sigma, self.e.streams, workers, self.incarnation.log, stretch=self.e.stretch
+                )
+                parts = replace(parts, noise=logged)
                 while self.progress.t <= rounds and (row := self._round(parts, workers)) is not None:
                     reporter.row = row
                     watch(row)
@@ -181,7 +187,7 @@ class _Run:
             return None
         self.engine.begin(p.t, present)
         p.account = account
-        self.directory.write(LEDGER, account.to_json(self.names, self.me).encode())
+        self.directory.write(LEDGER, account.to_json(self.names).encode())
         waited = time.monotonic() - start
         try:
             state, facts = advanced(self.plan.config, p.state, parts.round(p.t))

@@ -74,7 +74,7 @@ def agreed_mechanisms(plan: Plan) -> list[Mechanism]:
     """What each member releases in a round with all its neighbours: a matter of the plan alone."""
     config, graph = plan.config, plan.graph
     batches = Batches([1] * graph.agents, config.batch, Streams(config.seed), plan.task.records)
-    releases = [config.algorithm.releases(int(k)) for k in graph.degrees]
+    releases = [config.algorithm.releases_in(graph, i) for i in range(graph.agents)]
     found = mechanisms(config.privacy, graph, batches, releases, config.rounds, config.shapley.floor)
     assert found is not None  # a plan's mode is sound
     return found

@@ -6,9 +6,19 @@ broken?), `calculator` (planning), `theorem1` (the paper's own bound).
 """
 
 from pdsl.privacy.accounting import Mechanism, epsilon
-from pdsl.privacy.calibration import Release, mechanisms
+from pdsl.privacy.calibration import Release, by_weight, mechanisms
 from pdsl.privacy.ledger import Ledger
 from pdsl.privacy.mechanism import Noise, sensitivity
 from pdsl.privacy.theorem1 import theorem1_sigma
 
-__all__ = ["Ledger", "Mechanism", "Noise", "Release", "epsilon", "mechanisms", "sensitivity", "theorem1_sigma"]
+__all__ = [
+    "Ledger",
+    "Mechanism",
+    "Noise",
+    "Release",
+    "by_weight",
+    "epsilon",
+    "mechanisms",
+    "sensitivity",
+    "theorem1_sigma",
+]

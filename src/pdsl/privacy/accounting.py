@@ -12,7 +12,8 @@ and noise and sees all that this agent sends, the messages of all rounds togethe
 | Poisson, q = 1      | a record added or removed   | Gaussian(σ/(√k·Δ))                    |
 | fixed size          | a record replaced           | Gaussian(σ/(√k·Δ)), Δ of a replaced one |
 
-The k messages of a round are one event, not k: they share a batch, so the record is in all of them or in none.
+The k messages of a round are one event, not k: they share a batch, so the record is in all of them or in none. They may
+have a σ each: 1/√(Σ 1/σ_n²) then stands in the place of σ/√k.
 """
 
 import itertools
@@ -21,7 +22,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from typing import Any, Self
 
@@ -49,12 +50,13 @@ EACH = 100  # rounds in which a curve's steps double: 1 up to 2·EACH rounds, th
 class Mechanism:
     """One agent's round, as data: `messages` noisy vectors computed on one batch, `steps` times in a row."""
 
-    sigma: float  # standard deviation of the noise on each message
+    sigma: float  # standard deviation of the noise on each message; times `stretch`, where there is any
     sensitivity: float  # Δ of one message
     messages: int  # k
     steps: int = 1  # K compositions per round (local steps), each on a batch of its own
     rate: float | None = None  # Poisson rate q; None: fixed-size batches, no amplification
     seen: int = 1  # how many of the k messages one neighbour gets
+    stretch: tuple[float, ...] = ()  # a factor for each message's σ; empty: all have the same
 
     def __post_init__(self) -> None:
         _need(0 <= self.sigma < math.inf, "sigma", self.sigma, "0 or more", "1")
@@ -62,6 +64,10 @@ class Mechanism:
         _need(self.messages >= 1, "messages", self.messages, "1 or more", "the size of the neighbourhood")
         _need(self.steps >= 1, "steps", self.steps, "1 or more", "1")
         _need(self.rate is None or 0 < self.rate <= 1, "rate", self.rate, "above 0 and at most 1", "batch / samples")
+        object.__setattr__(self, "stretch", tuple(self.stretch))  # JSON has lists
+        _need(len(self.stretch) in (0, self.messages), "stretch", len(self.stretch), "a factor per message", "none")
+        for factor in self.stretch:
+            _need(0 < factor < math.inf, "stretch", factor, "more than 0", "1")
 
     @classmethod
     def from_noise_multiplier(
@@ -72,8 +78,21 @@ class Mechanism:
 
     @property
     def noise_multiplier(self) -> float:
-        """z = σ/(√k·Δ): the noise relative to what one record does to all k messages together."""
-        return self.sigma / (math.sqrt(self.messages) * self.sensitivity)
+        """z = σ/(√k·Δ): the noise relative to what one record does to all k messages together.
+
+        Where each message has a σ of its own, 1/z² = Σ (Δ/σ_n)²: a record moves message n by Δ/σ_n of its own σ.
+        """
+        k = math.fsum(factor**-2 for factor in self.stretch) if self.stretch else self.messages
+        return self.sigma / (math.sqrt(k) * self.sensitivity)
+
+    @property
+    def sigmas(self) -> tuple[float, ...]:
+        """σ of each of the k messages."""
+        return tuple(self.sigma * factor for factor in self.stretch or (1.0,) * self.messages)
+
+    def alone(self, sigma: float) -> "Mechanism":
+        """What one neighbour gets in a round, with noise of this σ, as if nothing else had been sent."""
+        return replace(self, sigma=sigma, messages=self.seen, stretch=())
 
 
 Spent = tuple[tuple[Mechanism, int], ...]  # (mechanism, number of rounds)

@@ -26,7 +26,7 @@ from pdsl.parallel import Workers
 from pdsl.privacy.accounting import Mechanism
 from pdsl.privacy.canaries import Canaries, canaries
 from pdsl.privacy.ledger import Ledger
-from pdsl.privacy.mechanism import sensitivity
+from pdsl.privacy.mechanism import Noise, sensitivity
 from pdsl.privacy.statement import statement
 from pdsl.privacy.transcript import Asked, Message, Recorder
 from pdsl.runner import read_ledger, take_up
@@ -112,8 +112,8 @@ def audit(e: Experiment, ledger: Ledger | None, rows: Sequence[Row], claimed: Se
             _rows_match(replayed, rows),
             _counted(ledger, replayed.messages),
             _all_noisy(replayed),
-            _epsilon_matches(e, replayed.messages, len(rows), claimed or ledger.epsilon_per_agent, ledger),
-            *_noise(e, replayed.messages),
+            _epsilon_matches(e, parts.noise, replayed.messages, len(rows), claimed or ledger.epsilon_per_agent, ledger),
+            *_noise(parts.noise, replayed.messages),
             _sampler(e.batches, e.mechanisms),
             _sensitivity(e, parts.owners),
         ]
@@ -131,7 +131,7 @@ class _Replay:
 def _replay(e: Experiment, parts: Apparatus) -> _Replay:
     seen: list[Message] = []
     consensus = []
-    noise = Recorder(parts.noise.sigma, parts.noise.streams, parts.noise.workers, of=parts.noise, seen=seen)
+    noise = Recorder.watching(parts.noise, seen)
     owners = Asked(parts.owners, [])
     state = first_state(e)
     for t in range(1, ROUNDS + 1):
@@ -149,7 +149,7 @@ def _ledger_matches(e: Experiment, ledger: Ledger, rows: Sequence[Row]) -> Findi
     for i, account in enumerate(ledger.accounts):
         charged = [t for entry in account for t in range(entry.first, entry.last + 1)]
         members = e.graph.neighbourhood(i).tolist()
-        release = e.config.algorithm.releases(len(members))
+        release = e.config.algorithm.releases_in(e.graph, i)
         counted = (release.messages, release.steps, e.batches.rate, release.seen)
         derived = (sensitivity(e.config.privacy, e.batches, i), counted)
         if charged != list(range(1, len(charged) + 1)) or len(charged) < len(rows):
@@ -211,16 +211,25 @@ def _all_noisy(replayed: _Replay) -> Finding:
 
 
 def _epsilon_matches(
-    e: Experiment, messages: list[Message], rounds: int, claimed: Sequence[float | None], ledger: Ledger
+    e: Experiment,
+    noise: Noise,
+    messages: list[Message],
+    rounds: int,
+    claimed: Sequence[float | None],
+    ledger: Ledger,
 ) -> Finding:
     """ε, once more, from the measured σ, the counted messages and the sampler that was really used."""
     assert e.mechanisms is not None
     wrong, worst = [], 0.0
     for i, said in enumerate(claimed):
-        on_batch = Counter((message.round, message.step) for message in messages if message.maker == i)
-        k, steps = max(on_batch.values(), default=1), max(1, len(on_batch) // ROUNDS)
+        on_batch: dict[tuple[int, int], list[float]] = {}
+        for message in messages:
+            if message.maker == i:
+                on_batch.setdefault((message.round, message.step), []).append(noise.sigma_of(i, message.peer))
+        sigmas = max(on_batch.values(), key=_precision, default=[e.sigma[i]])
+        steps = max(1, len(on_batch) // ROUNDS)
         delta_2 = sensitivity(e.config.privacy, e.batches, i)
-        true = _epsilon_again(e.sigma[i], delta_2, k, steps * rounds, e.batches.rate, ledger.delta)
+        true = _epsilon_again(sigmas, delta_2, steps * rounds, e.batches.rate, ledger.delta)
         worst = max(worst, true)
         if said is None or not math.isclose(said, true, rel_tol=0.01):
             wrong.append(f"agent {i}: ε = {said} is written down, {true:.4g} is what was spent")
@@ -229,37 +238,48 @@ def _epsilon_matches(
     return _finding("ε computed again", wrong, f"worst agent {worst:.4g} at δ = {ledger.delta:g}")
 
 
-def _epsilon_again(sigma: float, delta_2: float, k: int, rounds: int, rate: float | None, delta: float) -> float:
-    """The audit's own account, from dp-accounting's events: k vectors on one batch have sensitivity √k·Δ."""
-    if sigma == 0:
+def _precision(sigmas: Sequence[float]) -> float:
+    return math.fsum(1 / sigma**2 if sigma else math.inf for sigma in sigmas)
+
+
+def _epsilon_again(sigmas: Sequence[float], delta_2: float, rounds: int, rate: float | None, delta: float) -> float:
+    """The audit's own account, from dp-accounting's events.
+
+    The vectors on one batch, each over its own σ, have noise of deviation 1 and sensitivity Δ·√(Σ 1/σ²).
+    """
+    if not all(sigmas):
         return math.inf
     import dp_accounting
     from dp_accounting.pld import PLDAccountant
 
-    round_: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(sigma / (math.sqrt(k) * delta_2))
+    round_: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(1 / (math.sqrt(_precision(sigmas)) * delta_2))
     if rate is not None and rate < 1:
         round_ = dp_accounting.PoissonSampledDpEvent(rate, round_)
     return float(PLDAccountant().compose(round_, rounds).get_epsilon(delta))
 
 
-def _noise(e: Experiment, messages: list[Message]) -> Iterator[Finding]:
+def _noise(noise: Noise, messages: list[Message]) -> Iterator[Finding]:
     """σ by χ², the shape by Kolmogorov and Smirnov, and no two messages with noise in common."""
     from scipy import stats
 
-    if not all(e.sigma):
+    if not all(noise.sigma):
         yield Finding("σ of the noise", Verdict.FAIL, "an agent's σ is 0")
         return
-    of = {f"agent {i}": [m for m in messages if m.maker == i] for i in range(len(e.sigma))} | {"all agents": messages}
+    of: dict[str, list[Message]] = {"all agents": messages}
+    for m in messages:
+        of.setdefault(f"agent {m.maker}", []).append(m)
+        if noise.stretch and noise.stretch[m.maker]:
+            of.setdefault(f"agent {m.maker} to {m.peer}", []).append(m)
     wrong = []
     for who, own in of.items():
-        unit = torch.cat([m.noise / e.sigma[m.maker] for m in own])
+        unit = torch.cat([m.noise / noise.sigma_of(m.maker, m.peer) for m in own])
         chi2 = float(unit.square().sum())
         p = 2 * min(stats.chi2.cdf(chi2, len(unit)), stats.chi2.sf(chi2, len(unit)))
         if p < ALARM:
             wrong.append(f"{who}: the noise has {math.sqrt(chi2 / len(unit)):.4f} times the σ that is claimed")
     yield _finding("σ of the noise", wrong, f"{len(messages)} messages, χ² per agent and for all")
 
-    scale = torch.tensor([e.sigma[m.maker] for m in messages], dtype=torch.float64)
+    scale = torch.tensor([noise.sigma_of(m.maker, m.peer) for m in messages], dtype=torch.float64)
     unit = torch.stack([m.noise for m in messages]) / scale[:, None]  # [messages, d]
     values = unit.flatten().numpy()
     p = float(stats.kstest(values[:: max(1, len(values) // 200_000)], "norm").pvalue)

@@ -4,12 +4,17 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pdsl.data.batches import Batches
 from pdsl.graph import Graph
 from pdsl.privacy.accounting import Mechanism, calibrate
 from pdsl.privacy.mechanism import sensitivity
 from pdsl.privacy.theorem1 import theorem1_sigma
 from pdsl.settings import PrivacySettings
+
+Floats = NDArray[np.float64]
 
 
 class Release(NamedTuple):
@@ -18,6 +23,18 @@ class Release(NamedTuple):
     messages: int  # k
     steps: int = 1  # K, each on a batch of its own
     seen: int = 1  # how many of the k reach one and the same neighbour, as they are or in a model made of them
+    stretch: tuple[float, ...] = ()  # σ of each message over σ of k that are alike; Σ 1/stretch² = k, so ε is the same
+
+
+def by_weight(omega: Floats) -> tuple[float, ...]:
+    """The `stretch` of messages whose σ² is as 1/ω, for weights ω that sum to 1; empty where all weigh the same.
+
+    Such messages, each times its ω, add up to noise of σ²/k, whatever the weights are: little of the budget goes to
+    what hardly counts.
+    """
+    if np.allclose(omega, omega[0], rtol=1e-9):
+        return ()
+    return tuple(float(factor) for factor in 1 / np.sqrt(len(omega) * omega / math.fsum(omega)))
 
 
 def mechanisms(
@@ -27,6 +44,7 @@ def mechanisms(
 
     With a target, σ_i = z·√k_i·Δ_i, z the least noise multiplier whose `rounds` rounds (in mode per-round: one
     round by itself) stay within the target: an agent with more neighbours adds more noise, and all spend the same.
+    Messages differ where the algorithm stretches them, but for a σ that was asked for itself, and Theorem 1's.
     """
     if settings.mode == "none":
         return None
@@ -34,9 +52,9 @@ def mechanisms(
     if settings.epsilon_per_round is not None and settings.mode != "per-round":
         phi_min = settings.phi_min if settings.phi_min is not None else floor / int(max(graph.degrees))
         C, delta = settings.max_grad_norm, settings.delta
-        sigmas = [theorem1_sigma(graph, settings.epsilon_per_round, delta, C, phi_min)] * graph.agents
+        sigmas, stretched = [theorem1_sigma(graph, settings.epsilon_per_round, delta, C, phi_min)] * graph.agents, False
     elif settings.sigma is not None:
-        sigmas = [settings.sigma] * graph.agents
+        sigmas, stretched = [settings.sigma] * graph.agents, False
     else:
         z = settings.noise_multiplier
         if z is None:
@@ -45,7 +63,10 @@ def mechanisms(
             steps = max(release.steps for release in releases)
             z = calibrate(target, settings.delta, over, batches.rate, steps)
         sigmas = [z * math.sqrt(release.messages) * d for release, d in zip(releases, deltas, strict=True)]
+        stretched = True
     return [
-        Mechanism(sigma, d, release.messages, release.steps, batches.rate, release.seen)
+        Mechanism(
+            sigma, d, release.messages, release.steps, batches.rate, release.seen, release.stretch if stretched else ()
+        )
         for sigma, d, release in zip(sigmas, deltas, releases, strict=True)
     ]

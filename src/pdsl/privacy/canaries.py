@@ -50,14 +50,21 @@ def canaries(e: Experiment, agent: int, count: int, rounds: int | None = None) -
     coins = rng.random((2, count)) < 0.5
     inputs = torch.from_numpy(rng.standard_normal((count, *e.data.x.shape[1:]), dtype=np.float32)) * e.data.x.std()
     labels = torch.arange(count) % e.data.classes
-    private = _scores(e, agent, inputs, labels, coins[0], rounds, e.sigma[agent])
-    clear = _scores(e, agent, inputs, labels, coins[0], rounds, 0.0)
+    silent = [0.0 if i == agent else sigma for i, sigma in enumerate(e.sigma)]
+    private = _scores(e, agent, inputs, labels, coins[0], rounds, e.sigma)
+    clear = _scores(e, agent, inputs, labels, coins[0], rounds, silent)
     bounds = (lower_bound(private, coins[0]), lower_bound(private, coins[1]), lower_bound(clear, coins[0]))
     return Canaries(agent, count, *bounds)
 
 
 def _scores(
-    e: Experiment, agent: int, inputs: Tensor, labels: Tensor, coins: NDArray[np.bool_], rounds: int, sigma: float
+    e: Experiment,
+    agent: int,
+    inputs: Tensor,
+    labels: Tensor,
+    coins: NDArray[np.bool_],
+    rounds: int,
+    sigmas: list[float],
 ) -> Scores:
     """Train with the canaries whose coin says so; how well each canary explains the agent's messages."""
     n = len(e.data.y)
@@ -65,13 +72,12 @@ def _scores(
     joined = torch.cat([e.parts[agent], n + torch.from_numpy(np.flatnonzero(coins))])
     parts = [joined if i == agent else part for i, part in enumerate(e.parts)]
     altered = replace(e, data=data, parts=parts, batches=_with_sizes(e.batches, parts))
-    sigmas = [sigma if i == agent else s for i, s in enumerate(e.sigma)]
     known = torch.cat([inputs, e.data.x[e.parts[agent][:KNOWN]]]), torch.cat([labels, e.data.y[e.parts[agent][:KNOWN]]])
     scores = np.zeros(len(labels))
     with Workers(e.config.engine.workers) as workers:
         tools = apparatus(altered, workers)
         seen: list[Message] = []
-        noise = Recorder(sigmas, e.streams, workers, of=Noise(sigmas, e.streams, workers), seen=seen)
+        noise = Recorder.watching(Noise(sigmas, e.streams, workers, stretch=e.stretch), seen)
         state = e.config.algorithm.init(first_models(e))
         for t in range(1, rounds + 1):
             seen.clear()
@@ -79,7 +85,7 @@ def _scores(
             state, _ = e.config.algorithm.step(state, tools.round(t, noise))
             for m in seen:
                 if m.maker == agent:
-                    noise_of_sum = sigma * tools.owners.batches.divisor(agent)
+                    noise_of_sum = noise.sigma_of(agent, m.peer) * tools.owners.batches.divisor(agent)
                     directions = _directions(
                         tools.owners, x[m.peer], known[0], known[1], len(labels), noise_of_sum, workers
                     )

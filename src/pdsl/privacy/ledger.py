@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any, Self
 
 from pdsl.errors import PdslError
@@ -69,14 +70,15 @@ class Ledger:
     def _as_dict(self, agent: int, costs: bool) -> dict[str, Any]:
         account, peers = self.accounts[agent], self.peers[agent]
         spent = _spent(account)
-        edge: dict[str, Any] = {"messages": sum(m.steps * rounds for m, rounds in spent)}
+        edges: list[dict[str, Any]] = [{"to": j, "messages": sum(m.steps * n for m, n in spent)} for j in peers]
         record: dict[str, Any] = {"agent": agent}
         if costs:
-            alone = tuple((replace(m, messages=m.seen), rounds) for m, rounds in spent)
-            edge["epsilon"] = _finite(epsilon(alone, self.delta))
+            cost = lru_cache(lambda alone: _finite(epsilon(alone, self.delta)))
+            for n, edge in enumerate(edges):
+                edge["epsilon"] = cost(tuple((m.alone(m.sigmas[n if m.stretch else 0]), rounds) for m, rounds in spent))
             record["epsilon"] = _finite(epsilon(spent, self.delta))
         record["entries"] = [{"first": e.first, "last": e.last, **asdict(e.mechanism)} for e in account]
-        record["edges"] = [{"to": j, **edge} for j in peers]
+        record["edges"] = edges
         return record
 
     @property

@@ -1,6 +1,7 @@
 """The Gaussian mechanism: noise on every message that leaves an agent, its own to itself included."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -33,6 +34,12 @@ class Noise:
     sigma: list[float]  # per agent
     streams: Streams
     workers: Workers
+    stretch: Sequence[Mapping[int, float]] = field(default=(), kw_only=True)  # per agent: peer → factor; empty: all 1
+
+    def sigma_of(self, maker: int, peer: int) -> float:
+        """σ of what `maker` makes for `peer`."""
+        stretched = self.stretch[maker] if self.stretch else {}
+        return self.sigma[maker] * (stretched[peer] if stretched else 1.0)
 
     def add(self, t: int, makers: Tensor, peers: Tensor, g: Tensor, step: int = 0, nth: int = 0) -> Tensor:
         """g[e] + N(0, σ² I), drawn by makers[e] for peers[e] in round t: [rows, d].
@@ -45,6 +52,6 @@ class Noise:
         def one(e: int) -> Tensor:
             maker, peer = int(makers[e]), int(peers[e])
             n = self.streams.normals(g.shape[1], purpose("noise", step, nth), maker, t, peer)
-            return g[e] + self.sigma[maker] * torch.from_numpy(n).to(g.device)
+            return g[e] + self.sigma_of(maker, peer) * torch.from_numpy(n).to(g.device)
 
         return torch.stack(self.workers.map(one, range(len(g))))

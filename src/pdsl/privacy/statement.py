@@ -40,7 +40,8 @@ def adversaries(ledger: Ledger, mechanisms: list[Mechanism]) -> dict[str, float]
     Only a single intercepted message is certified cheaper than everything: whoever sees more than that, over time,
     sees models into which all of an agent's messages have been mixed, so nothing tighter than the whole is claimed.
     """
-    one = max(epsilon(((replace(m, messages=1, steps=1), 1),), ledger.delta) for m in mechanisms)
+    least = [replace(m.alone(min(m.sigmas)), messages=1, steps=1) for m in mechanisms]
+    one = max(epsilon(((m, 1),), ledger.delta) for m in least)
     return {
         "one intercepted message": one,
         "one curious neighbour": ledger.epsilon,

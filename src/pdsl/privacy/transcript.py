@@ -1,6 +1,7 @@
 """What left the agents, written down as it is made: for the audit."""
 
 from dataclasses import dataclass, field
+from typing import Self
 
 from torch import Tensor
 
@@ -26,6 +27,10 @@ class Recorder(Noise):
 
     of: Noise = field(kw_only=True)
     seen: list[Message] = field(kw_only=True)
+
+    @classmethod
+    def watching(cls, noise: Noise, seen: list[Message]) -> Self:
+        return cls(noise.sigma, noise.streams, noise.workers, stretch=noise.stretch, of=noise, seen=seen)
 
     def add(self, t: int, makers: Tensor, peers: Tensor, g: Tensor, step: int = 0, nth: int = 0) -> Tensor:
         noisy = self.of.add(t, makers, peers, g, step, nth)
