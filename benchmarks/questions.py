@@ -51,11 +51,12 @@ AGENTS: dict[str, dict[str, Any]] = {
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "worth by accuracy": {"shapley.value": "accuracy"},
+    "worth by plain loss": {"shapley.value": "loss"},
     "a whole step": {"shapley.probe": 1},
-    "a short memory": {"shapley.memory": 0.5},
-    "a long memory": {"shapley.memory": 0.97},
+    "memory 0.5": {"shapley.memory": 0.5},
+    "memory 0.9": {"shapley.memory": 0.9},
     "min-max": {"shapley.weighting": "minmax"},
-    "λ = 0": {"shapley.floor": 0},
+    "λ = 0.1": {"shapley.floor": 0.1},
     "λ = 0.5": {"shapley.floor": 0.5},
     "Monte Carlo, R = 5": {"shapley.estimator": "montecarlo", "shapley.permutations": 5},
     "Monte Carlo, R = 20": {"shapley.estimator": "montecarlo", "shapley.permutations": 20},

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pdsl.config import validated
-from pdsl.shapley import shares
+from pdsl.shapley import by_itself, shares
 from pdsl.train import Experiment, Step, prepare, rounds
 from tests.oracles import literal
 
@@ -179,7 +179,8 @@ def test_evidence_is_gathered_over_rounds() -> None:
     mean, square = np.zeros(shape), np.zeros(shape)
     for step in rounds(e):
         phi = np.array(step.row["shapley"]["phi"]).reshape(shape)
-        relative = phi / np.abs(phi).mean(1, keepdims=True)
+        own = np.array([by_itself(values) for values in phi])
+        relative = own / np.abs(own).mean(1, keepdims=True)
         kept = min(0.5, (step.t - 1) / step.t)
         mean = kept * mean + (1 - kept) * relative
         square = kept * square + (1 - kept) * relative**2

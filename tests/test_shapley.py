@@ -104,26 +104,42 @@ def test_a_coalition_is_worth_its_mean_models_accuracy(k: int, empty: str, worke
         assert valuation.coalitions == 2**k
 
 
-def loss(module: nn.Module, x: Tensor) -> float:
+def loss(module: nn.Module, x: Tensor, centred: bool = False) -> float:
     """By plain torch."""
     model = copy.deepcopy(module).double()
     vector_to_parameters(x.double(), model.parameters())
     with torch.no_grad():
-        return float(nn.functional.cross_entropy(model(QUESTIONS.double()), ANSWERS))
+        logits = model(QUESTIONS.double())
+        return float(nn.functional.cross_entropy(logits - centred * logits.mean(0), ANSWERS))
 
 
+@pytest.mark.parametrize("value", ["loss", "centred"])
 @pytest.mark.parametrize("estimator", ["exact", "fast"])
-def test_worth_may_be_minus_the_loss(estimator: str, workers: Workers) -> None:
+def test_worth_may_be_minus_the_loss(estimator: str, value: str, workers: Workers) -> None:
     module = softmax()  # linear, so that 'fast' is exact too
     Q, network = public_set(module, workers)
     x, candidates = models(network.d, 1, 4)
-    (valuation,) = Q.contributions(1, [0], x, candidates, ShapleySettings(estimator=estimator, value="loss"))
+    (valuation,) = Q.contributions(1, [0], x, candidates, ShapleySettings(estimator=estimator, value=value))
 
     def v(S: frozenset[int]) -> Fraction:
-        return -Fraction(loss(module, candidates[0][sorted(S)].mean(0) if S else x[0]))
+        return -Fraction(loss(module, candidates[0][sorted(S)].mean(0) if S else x[0], value == "centred"))
 
     oracle = literal.exact_shapley(range(4), v)
     assert valuation.phi == pytest.approx([float(oracle[j]) for j in range(4)], abs=3e-6)
+
+
+def test_centred_worth_does_not_count_how_often_a_class_is_named(workers: Workers) -> None:
+    Q, network = public_set(softmax(), workers)
+    x, (candidates,) = models(network.d, 1, 2)
+    classes = len(set(ANSWERS.tolist()))
+    candidates[1] = candidates[0]
+    candidates[1, -classes:] += 3 * torch.arange(classes)  # biases
+    phi = {
+        value: Q.contributions(1, [0], x, [candidates], ShapleySettings(estimator="exact", value=value))[0].phi
+        for value in ("loss", "centred")
+    }
+    assert phi["loss"][0] > phi["loss"][1] + 0.1
+    assert phi["centred"][0] == pytest.approx(phi["centred"][1], abs=1e-6)
 
 
 def test_a_message_that_ruins_the_model_is_worth_little_but_finite(workers: Workers) -> None:
@@ -131,9 +147,10 @@ def test_a_message_that_ruins_the_model_is_worth_little_but_finite(workers: Work
     x, (candidates,) = models(network.d, 1, 3)
     candidates[1] = torch.nan
     for estimator in ("exact", "fast"):
-        (valuation,) = Q.contributions(1, [0], x, [candidates], ShapleySettings(estimator=estimator, value="loss"))
-        assert np.isfinite(valuation.phi).all()
-        assert valuation.phi.argmin() == 1
+        for value in ("loss", "centred"):
+            (valuation,) = Q.contributions(1, [0], x, [candidates], ShapleySettings(estimator=estimator, value=value))
+            assert np.isfinite(valuation.phi).all()
+            assert valuation.phi.argmin() == 1
 
 
 @pytest.mark.parametrize(("k", "other"), [(3, "exact"), (7, "exact"), (12, "montecarlo")])

@@ -98,8 +98,10 @@ class ShapleySettings(Section):
     check_every: int = Field(
         10, ge=0, description="fast: rounds between checks of a few coalitions against their true models; 0: never"
     )
-    value: Literal["accuracy", "loss"] = Field(
-        "loss", description="what makes a model good on Q: minus its loss, or its accuracy as in the paper"
+    value: Literal["accuracy", "loss", "centred"] = Field(
+        "centred",
+        description="what makes a model good on Q: minus its loss with centred logits, minus its loss, or its accuracy,"
+        " as in the paper",
     )
     probe: float = Field(
         0.1, gt=0, description="length of the step by which a message is valued, in learning rates; the paper has 1"
@@ -112,13 +114,13 @@ class ShapleySettings(Section):
         description="evidence: less for those seen to hurt; minmax as in the paper; uniform: no values, all alike",
     )
     memory: float = Field(
-        0.9, gt=0, lt=1, description="evidence: how much of it is kept when the values of another round come in"
+        0.97, gt=0, lt=1, description="evidence: how much of it is kept when the values of another round come in"
     )
-    floor: float = Field(0.1, ge=0, le=1, description="λ: share = (1-λ)·φ̂/Σφ̂ + λ/k; the paper has 0")
+    floor: float = Field(0.0, ge=0, le=1, description="λ: share = (1-λ)·φ̂/Σφ̂ + λ/k, so that nobody's is 0")
 
     @model_validator(mode="after")
     def _zero_is_an_accuracy(self) -> "ShapleySettings":
-        if self.value == "loss" and self.empty == "zero":
+        if self.value != "accuracy" and self.empty == "zero":
             raise ValueError("empty 'zero' is the worst accuracy but the best loss; set value 'accuracy' with it")
         return self
 

@@ -36,7 +36,7 @@ LOSS_UNIT = 2**-20  # losses are counted in whole numbers of it, as accuracy is 
 LOSS_LIMIT = 20.0  # of one record: a message that ruins the model is worth little, but not endlessly little
 
 BY_CHANCE = 1.0  # standard errors below zero up to which a member counts like all others
-BEYOND_DOUBT = 3.0  # and from which it counts nothing
+BEYOND_DOUBT = 2.0  # and from which it counts nothing
 FEWEST_ROUNDS = 3  # before them there is no evidence
 LEAST_VARIANCE = 1e-3  # of values in units of their mean size: who is always the same is not infinitely certain
 
@@ -140,18 +140,34 @@ def shares(phi: Values, settings: ShapleySettings, evidence: Values | None = Non
 
 
 def remembered(evidence: Values, phi: Values, memory: float) -> Values:
-    """The evidence on each member [k, 3], with another round's φ: rounds, mean and mean square of its values.
+    """The evidence on each member [k, 3], with another round's φ: rounds, mean and mean square of its own effect.
 
-    φ counts in units of the round's mean |φ|: it shrinks as the model gets better, and the first rounds would outweigh
+    That is in units of the round's mean: it shrinks as the model gets better, and the first rounds would outweigh
     all others. Means are running ones at first, then `memory` of what was and the rest of what is new.
     """
-    unit = np.abs(phi).mean()
-    relative = phi / unit if unit > 0 else phi
+    alone = by_itself(phi)
+    unit = np.abs(alone).mean()
+    relative = alone / unit if unit > 0 else alone
     rounds = evidence[:, 0] + 1
     kept = np.minimum(memory, 1 - 1 / rounds)
     mean = kept * evidence[:, 1] + (1 - kept) * relative
     square = kept * evidence[:, 2] + (1 - kept) * relative**2
     return np.stack([rounds, mean, square], axis=1)
+
+
+def by_itself(phi: Values) -> Values:
+    """What each member's message does by itself, to first order: φ without what it is for being unlike the others.
+
+    v(S) is the value of a mean, so whoever joins S also leaves less of the others: beside a member that does much harm,
+    one that does a little has a positive φ. If v(S) is the mean of its members' own u, then Σφ is the mean of all u,
+    and φ_j = (u_j·H_k − mean of the others' u·(H_k − 1))/k, with H_k = 1 + 1/2 + … + 1/k; solved for u.
+    """
+    k = len(phi)
+    if k == 1:
+        return phi
+    harmonic = float((1 / np.arange(1, k + 1)).sum())
+    u: Values = (phi + (harmonic - 1) / (k - 1) * phi.sum()) * (k - 1) / (harmonic - 1 / k)
+    return u
 
 
 def trust(evidence: Values, memory: float) -> Values:
@@ -188,7 +204,7 @@ class Valuation:
 class Validation:
     """The public set Q, and the worth of messages measured on it: v(S) is the accuracy of S's model (equation 16).
 
-    Or, by `shapley.value`, minus its loss.
+    Or, by `shapley.value`, minus its loss, as it is or with centred logits.
     """
 
     network: Network
@@ -302,6 +318,7 @@ class Validation:
         k forward passes over Q instead of one for each coalition.
         """
         logits = torch.stack(self.workers.map(lambda x: self.network.logits(x, self.inputs), game.models))
+        logits = game.worth.looked_at(logits)  # centred or not before it is averaged: that is the same
         starts = range(0, len(self.labels), LOGITS_BLOCK)
         blocks = [slice(start, start + LOGITS_BLOCK) for start in starts]
         masks = list(game.values)
@@ -311,7 +328,7 @@ class Validation:
     def _worths(self, models: Iterable[Tensor], worth: "Worth") -> list[int]:
         """The value on Q of each model [d]."""
         logits = torch.stack([self.network.logits(x, self.inputs) for x in models])
-        found: list[int] = worth.of(logits, self.labels).tolist()
+        found: list[int] = worth.of(worth.looked_at(logits), self.labels).tolist()
         return found
 
     def _worth_of_models(self, x: Tensor, worth: "Worth") -> list[int]:
@@ -329,6 +346,15 @@ class Worth:
 
     of: Callable[[Tensor, Tensor], Tensor]  # logits [..., n, classes], labels [n] → [...] int64
     unit: float
+    centred: bool = False
+
+    def looked_at(self, logits: Tensor) -> Tensor:
+        """What is judged of a model's logits on Q, [..., n, classes]: centred, each class's mean over Q is taken off.
+
+        What is left tells classes apart. How often a class is named at all is not counted: with heterogeneous data
+        every agent pushes towards its own classes, and a liar who pushes towards rare ones would seem to help.
+        """
+        return logits - logits.mean(-2, keepdim=True) if self.centred else logits
 
 
 def _hits(logits: Tensor, labels: Tensor) -> Tensor:
@@ -343,7 +369,11 @@ def _minus_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return -(bounded.double() / LOSS_UNIT).round().long().view(logits.shape[:-1]).sum(-1)
 
 
-WORTHS = {"accuracy": Worth(_hits, 1.0), "loss": Worth(_minus_loss, LOSS_UNIT)}
+WORTHS = {
+    "accuracy": Worth(_hits, 1.0),
+    "loss": Worth(_minus_loss, LOSS_UNIT),
+    "centred": Worth(_minus_loss, LOSS_UNIT, centred=True),
+}
 
 
 @dataclass(frozen=True)
