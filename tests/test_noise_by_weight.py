@@ -1,0 +1,150 @@
+"""Noise by the weight of an edge: as private as the same on all, and no more of it in a mean on any graph."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdsl import graph as graphs
+from pdsl.algorithms import ALGORITHMS
+from pdsl.config import validated
+from pdsl.graph import Graph
+from pdsl.peer.account import Account
+from pdsl.privacy import Ledger, Mechanism, by_weight, epsilon
+from pdsl.privacy.audit import Finding, Verdict, audit
+from pdsl.privacy.mechanism import Noise
+from pdsl.privacy.statement import adversaries
+from pdsl.train import Experiment, Step, prepare, rounds
+from tests.refusals import refused
+
+UNEVEN = [graphs.star(6), graphs.line(5), graphs.grid(12), graphs.bipartite(10)]
+
+
+def experiment(**algorithm: Any) -> Experiment:
+    values = {
+        "rounds": 3,
+        "graph": {"kind": "star", "agents": 4},
+        "model": {"name": "softmax"},
+        "batch": {"size": 24},
+        "algorithm": {"name": "pdsl", **algorithm},
+        "privacy": {"target_epsilon": 3.0},
+        "engine": {"workers": 1},
+    }
+    return prepare(validated(values, "test"))
+
+
+weights = st.lists(st.floats(0.01, 1), min_size=1, max_size=9).map(lambda w: np.array(w) / sum(w))
+
+
+@given(weights)
+def test_precisions_are_as_the_weights_and_add_up_to_those_of_equal_messages(omega: np.ndarray) -> None:
+    k, stretch = len(omega), by_weight(omega) or (1.0,) * len(omega)
+    assert sum(s**-2 for s in stretch) == pytest.approx(k)
+    assert [s**-2 / k for s in stretch] == pytest.approx(omega, rel=1e-6)
+    assert sum((w * s) ** 2 for w, s in zip(omega, stretch, strict=True)) == pytest.approx(1 / k)  # σ²/k in a mean
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=9), st.floats(0.1, 5), st.floats(0.01, 2))
+def test_a_round_is_one_gaussian_of_all_messages_over_their_own_sigma(
+    stretch: list[float], sigma: float, delta: float
+) -> None:
+    m = Mechanism(sigma, delta, len(stretch), stretch=tuple(stretch))
+    moved = math.sqrt(sum((delta / s) ** 2 for s in m.sigmas))  # by one record, in deviations
+    assert m.noise_multiplier == pytest.approx(1 / moved)
+
+
+def test_stretch_must_fit_the_messages() -> None:
+    for wrong in [(1.0,), (1.0, 0.0), (1.0, -1.0), (1.0, math.inf), (1.0, math.nan)]:
+        with refused("stretch"):
+            Mechanism(1.0, 1.0, 2, stretch=wrong)
+
+
+@pytest.mark.parametrize("graph", UNEVEN, ids=lambda g: g.name)
+def test_any_graph_has_the_noise_of_the_full_one_in_the_mean(graph: Graph) -> None:
+    """Noise of (1/M)·Σ_i Σ_j ω_ij ĝ_ji, agents having Δ = 1 and z = 1: M agents that send one message each have 1/M."""
+    pdsl = ALGORITHMS["pdsl"]()
+    releases = [pdsl.releases_in(graph, i) for i in range(graph.agents)]
+    variance = 0.0
+    for i, release in enumerate(releases):
+        own = graph.omega[graph.offsets[i] : graph.offsets[i + 1]]  # W is symmetric: what others give i's messages
+        sigmas = math.sqrt(release.messages) * np.array(release.stretch or np.ones(release.messages))
+        variance += float(((own * sigmas) ** 2).sum())
+    assert variance / graph.agents**2 == pytest.approx(1 / graph.agents)
+
+
+@pytest.mark.parametrize("graph", [graphs.ring(7), graphs.full(5)], ids=lambda g: g.name)
+def test_where_all_weigh_the_same_all_messages_are_alike(graph: Graph) -> None:
+    assert not any(ALGORITHMS["pdsl"]().releases_in(graph, i).stretch for i in range(graph.agents))
+
+
+def test_all_agents_spend_the_same_with_one_sigma_or_several() -> None:
+    for e in (experiment(), experiment(noise="equal")):
+        assert e.mechanisms is not None
+        spent = [epsilon(((m, 3),), 1e-5) for m in e.mechanisms]
+        assert max(spent) <= 3.0
+        assert min(spent) >= 0.985 * 3.0
+
+
+def test_a_sigma_that_was_asked_for_is_everybodys() -> None:
+    values = {"graph": {"kind": "star"}, "algorithm": {"name": "pdsl"}, "privacy": {"mode": "noise", "sigma": 0.5}}
+    e = prepare(validated(values, "test"))
+    assert e.mechanisms is not None
+    assert all(m.sigmas == (0.5,) * m.messages for m in e.mechanisms)
+
+
+def findings(e: Experiment) -> dict[str, Finding]:
+    steps: list[Step] = list(rounds(e))
+    ledger = steps[-1].ledger
+    assert ledger is not None
+    found = audit(e, ledger, [step.row for step in steps], ledger.epsilon_per_agent)
+    return {finding.check: finding for finding in found}
+
+
+def test_the_audit_passes_it() -> None:
+    assert {f.verdict for f in findings(experiment()).values()} == {Verdict.PASS}
+
+
+def test_the_audit_sees_noise_that_went_to_the_wrong_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All factors are there, so that an agent's messages have the right noise in the mean, but on other edges."""
+    e = experiment()
+    honest = Noise.add
+
+    def swapped(self: Noise, *given: Any, **named: Any) -> Any:
+        turned = [dict(zip(of, [*of.values()][::-1], strict=True)) for of in self.stretch]
+        return honest(Noise(self.sigma, self.streams, self.workers, stretch=turned), *given, **named)
+
+    monkeypatch.setattr(Noise, "add", swapped)
+    assert findings(e)["σ of the noise"].verdict is Verdict.FAIL
+
+
+def test_the_ledger_says_what_each_edge_costs_and_comes_back_from_its_file() -> None:
+    e = experiment()
+    ledger = list(rounds(e))[-1].ledger
+    assert ledger is not None and e.mechanisms is not None
+    assert Ledger.from_json(ledger.to_json(costs=True), "here") == ledger
+    hub, leaf = e.mechanisms[0], e.mechanisms[1]
+    assert (
+        not hub.stretch and leaf.stretch
+    )  # the hub gives its four members ¼ each, a leaf ¼ to the hub and ¾ to itself
+    edges = ledger._as_dict(1, costs=True)["edges"]  # noqa: SLF001
+    assert edges[0]["epsilon"] < edges[1]["epsilon"] < ledger.epsilon
+    least = epsilon(((Mechanism(min(leaf.sigmas), leaf.sensitivity, 1, rate=leaf.rate), 1),), ledger.delta)
+    assert adversaries(ledger, [leaf])["one intercepted message"] == pytest.approx(least)
+
+
+def test_an_account_charges_each_neighbour_its_own_noise() -> None:
+    stretch = (1.5, 0.5, 2.0)
+    mechanism = Mechanism(0.05, 0.01, 3, rate=0.1, stretch=stretch)
+    account = Account(1e-5, 8.0, mechanism, ALGORITHMS["pdsl"](), 100, 1, (0, 1, 4), {})
+    assert account.of(frozenset({0, 4})) == mechanism
+    assert account.of(frozenset({4})).sigmas == pytest.approx([0.025, 0.1])
+    assert account.of(frozenset()).sigmas == pytest.approx([0.025])
+    spent = account.charged(1, 1, frozenset({4}))
+    assert account.read(spent.to_json(list("abcde")).encode(), "here") == spent
+    with refused("damaged"):
+        Account(1e-5, 8.0, mechanism, ALGORITHMS["pdsl"](), 100, 1, (0, 1), {}).read(
+            spent.to_json(list("abcde")).encode(), "here"
+        )
