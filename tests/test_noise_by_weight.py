@@ -126,10 +126,9 @@ def test_the_ledger_says_what_each_edge_costs_and_comes_back_from_its_file() -> 
     assert ledger is not None and e.mechanisms is not None
     assert Ledger.from_json(ledger.to_json(costs=True), "here") == ledger
     hub, leaf = e.mechanisms[0], e.mechanisms[1]
-    assert (
-        not hub.stretch and leaf.stretch
-    )  # the hub gives its four members ¼ each, a leaf ¼ to the hub and ¾ to itself
-    edges = ledger._as_dict(1, costs=True)["edges"]  # noqa: SLF001
+    assert not hub.stretch  # it gives its four members ¼ each
+    assert leaf.stretch  # ¼ for the hub, ¾ for itself
+    edges = ledger._as_dict(1, costs=True)["edges"]
     assert edges[0]["epsilon"] < edges[1]["epsilon"] < ledger.epsilon
     least = epsilon(((Mechanism(min(leaf.sigmas), leaf.sensitivity, 1, rate=leaf.rate), 1),), ledger.delta)
     assert adversaries(ledger, [leaf])["one intercepted message"] == pytest.approx(least)

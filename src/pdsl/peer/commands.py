@@ -136,6 +136,7 @@ def run(
     """Wait for the neighbours, train, and end with this organisation's model, ledger and page in FOLDER/run."""
     from pdsl.peer.identity import Identity
     from pdsl.peer.join import joined
+    from pdsl.peer.overheard import overhearing
     from pdsl.peer.run import run as run_peer
     from pdsl.peer.transport import Loop
     from pdsl.progress import Progress
@@ -145,9 +146,12 @@ def run(
     rounds = joined(own).config.rounds
     loop = Loop()
     try:
-        with Progress(Console(stderr=True, markup=False, emoji=False, highlight=False), rounds) as progress:
+        with (
+            overhearing() as overheard,
+            Progress(Console(stderr=True, markup=False, emoji=False, highlight=False), rounds) as progress,
+        ):
             engine = EngineSettings(device=device, workers=workers)
-            summary = run_peer(own, loop, listen, progress.row, engine)
+            summary = run_peer(own, loop, listen, progress.row, engine, overheard)
     except KeyboardInterrupt:
         print(f"pdsl: interrupted; continue with: pdsl peer run {folder}", file=sys.stderr)
         raise SystemExit(130) from None

@@ -22,6 +22,7 @@ from pdsl.peer.events import Events
 from pdsl.peer.identity import Identity
 from pdsl.peer.join import RUN, joined
 from pdsl.peer.outcome import finish
+from pdsl.peer.overheard import Overheard
 from pdsl.peer.plan import Plan
 from pdsl.peer.roll import AloneError
 from pdsl.peer.secrets import Incarnation, incarnate
@@ -53,11 +54,12 @@ def run(
     listen: str | None = None,
     watch: Watch = lambda row: None,
     engine: EngineSettings = EngineSettings(),  # noqa: B008  frozen
+    overheard: Overheard | None = None,
 ) -> dict[str, Any]:
     """Train as this organisation until the plan's rounds are over. Returns the summary.
 
     Interrupted at any moment, by whatever means, the same call goes on where it was. What it computes with is its own
-    business: `engine` is no part of the plan.
+    business: `engine` is no part of the plan. What is `overheard` while it runs goes into its events.
     """
     plan = joined(own)
     plan = replace(plan, config=plan.config.model_copy(update={"engine": engine}))
@@ -65,7 +67,10 @@ def run(
     try:
         directory = _opened(own, plan)
         with directory.lock():
-            return _Run(own, plan, loop, directory).to_the_end(listen, watch)
+            this = _Run(own, plan, loop, directory)
+            if overheard is not None:
+                overheard.events = this.events
+            return this.to_the_end(listen, watch)
     except OSError as e:
         raise PdslError(
             f"cannot write to {own.folder}: {e.strerror}; make room or mend it, then pdsl peer run {own.folder}"
