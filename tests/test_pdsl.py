@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pdsl.config import validated
-from pdsl.shapley import by_itself, shares
+from pdsl.shapley import EVIDENCE, remembered, shares
 from pdsl.train import Experiment, Step, prepare, rounds
 from tests.oracles import literal
 
@@ -173,21 +173,16 @@ def test_another_seed_is_another_run() -> None:
 
 
 def test_evidence_is_gathered_over_rounds() -> None:
-    """A running mean until memory is reached, then an exponential one; shares follow from it."""
+    """What was before counts `memory` as much; shares follow from it."""
     e = experiment(shapley={"memory": 0.5, "weighting": "evidence", "value": "loss"}, rounds=5)
     shape = e.graph.agents, int(max(e.graph.degrees))
-    mean, square = np.zeros(shape), np.zeros(shape)
+    known = [np.zeros((shape[1], EVIDENCE)) for _ in range(shape[0])]
     for step in rounds(e):
         phi = np.array(step.row["shapley"]["phi"]).reshape(shape)
-        own = np.array([by_itself(values) for values in phi])
-        relative = own / np.abs(own).mean(1, keepdims=True)
-        kept = min(0.5, (step.t - 1) / step.t)
-        mean = kept * mean + (1 - kept) * relative
-        square = kept * square + (1 - kept) * relative**2
+        known = [remembered(before, values, 0.5) for before, values in zip(known, phi, strict=True)]
         found = step.state.evidence.numpy()
         assert (found[..., 0] == step.t).all()
-        assert found[..., 1] == pytest.approx(mean, abs=1e-12)
-        assert found[..., 2] == pytest.approx(square, abs=1e-12)
+        assert found == pytest.approx(np.array(known), abs=1e-12)
         share = np.array(step.row["shapley"]["share"]).reshape(shape)
-        for values, known, part in zip(phi, found, share, strict=True):
-            assert part == pytest.approx(shares(values, e.config.shapley, known), abs=1e-12)
+        for values, its, part in zip(phi, found, share, strict=True):
+            assert part == pytest.approx(shares(values, e.config.shapley, its), abs=1e-12)

@@ -35,9 +35,10 @@ CHECKED = 4  # coalitions in a check of 'fast'
 LOSS_UNIT = 2**-20  # losses are counted in whole numbers of it, as accuracy is in records
 LOSS_LIMIT = 20.0  # of one record: a message that ruins the model is worth little, but not endlessly little
 
-BY_CHANCE = 1.0  # standard errors below zero up to which a member counts like all others
-BEYOND_DOUBT = 2.0  # and from which it counts nothing
+BY_CHANCE = 0.5  # standard errors below zero up to which a member counts like all others
+BEYOND_DOUBT = 1.5  # and from which it counts nothing
 FEWEST_ROUNDS = 3  # before them there is no evidence
+EVIDENCE = 5  # numbers on each member
 LEAST_VARIANCE = 1e-3  # of values in units of their mean size: who is always the same is not infinitely certain
 
 Values = NDArray[np.float64]
@@ -132,7 +133,7 @@ def shares(phi: Values, settings: ShapleySettings, evidence: Values | None = Non
         phi_hat: Values = above / above.max() if above.any() else above
     else:
         assert evidence is not None
-        phi_hat = trust(evidence, settings.memory)
+        phi_hat = trust(evidence)
     if not phi_hat.any():
         return uniform  # nobody is worth more than another, or nobody is to be trusted; (19) and (20) would be 0/0
     raised: Values = (1 - settings.floor) * phi_hat / phi_hat.sum() + settings.floor * uniform
@@ -140,19 +141,17 @@ def shares(phi: Values, settings: ShapleySettings, evidence: Values | None = Non
 
 
 def remembered(evidence: Values, phi: Values, memory: float) -> Values:
-    """The evidence on each member [k, 3], with another round's φ: rounds, mean and mean square of its own effect.
+    """The evidence on each member [k, EVIDENCE], with another round's φ; what was before counts `memory` as much.
 
-    That is in units of the round's mean: it shrinks as the model gets better, and the first rounds would outweigh
-    all others. Means are running ones at first, then `memory` of what was and the rest of what is new.
+    It is on what each member's message does by itself, u. A round counts by its mean |u|, w: late in training, where
+    what one honest agent gains another loses, there is little to learn about anybody. Columns: rounds, Σw, Σw², and
+    of x = u/w the sums Σwx and Σwx².
     """
-    alone = by_itself(phi)
-    unit = np.abs(alone).mean()
-    relative = alone / unit if unit > 0 else alone
-    rounds = evidence[:, 0] + 1
-    kept = np.minimum(memory, 1 - 1 / rounds)
-    mean = kept * evidence[:, 1] + (1 - kept) * relative
-    square = kept * evidence[:, 2] + (1 - kept) * relative**2
-    return np.stack([rounds, mean, square], axis=1)
+    u = by_itself(phi)
+    w = np.abs(u).mean()
+    new = np.stack([np.ones(len(u)), np.full(len(u), w), np.full(len(u), w**2), u, u**2 / (w or 1)], axis=1)
+    found: Values = evidence * [1, memory, memory**2, memory, memory] + new
+    return found
 
 
 def by_itself(phi: Values) -> Values:
@@ -170,15 +169,17 @@ def by_itself(phi: Values) -> Values:
     return u
 
 
-def trust(evidence: Values, memory: float) -> Values:
-    """1 for a member whose mean value is not below zero by more than chance explains, 0 for one that is beyond doubt.
+def trust(evidence: Values) -> Values:
+    """1 for a member whose mean effect is not below zero by more than chance explains, 0 for one that is beyond doubt.
 
-    Chance is the standard error of the mean; an exponential mean is one of (1 + memory)/(1 − memory) rounds.
+    Chance is the standard error of a mean of so many rounds as (Σw)²/Σw² says.
     """
-    rounds, mean, square = evidence.T
-    n = np.minimum(rounds, (1 + memory) / (1 - memory))
-    error = np.sqrt(np.maximum(square - mean**2, LEAST_VARIANCE) / np.maximum(n - 1, 1))
-    errors_below = np.where(n < FEWEST_ROUNDS, 0, -mean / error)
+    rounds, w, w2, wx, wx2 = evidence.T
+    known = (rounds >= FEWEST_ROUNDS) & (w2 > 0)
+    w, w2 = np.where(known, w, 1), np.where(known, w2, 1)
+    mean, n = wx / w, w**2 / w2
+    error = np.sqrt(np.maximum(wx2 / w - mean**2, LEAST_VARIANCE) / np.maximum(n - 1, 1))
+    errors_below = np.where(known, -mean / error, 0)
     return np.clip((BEYOND_DOUBT - errors_below) / (BEYOND_DOUBT - BY_CHANCE), 0, 1)
 
 

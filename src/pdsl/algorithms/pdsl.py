@@ -18,7 +18,7 @@ from pdsl.engine.base import Answers, weighted_sums
 from pdsl.graph import Graph
 from pdsl.privacy import Release, by_weight
 from pdsl.settings import ShapleySettings
-from pdsl.shapley import Valuation, Values, check, remembered, shares
+from pdsl.shapley import EVIDENCE, Valuation, Values, check, remembered, shares
 
 MOST_GOSSIP = 10  # steps by default: on a long ring agents never agree in one round
 
@@ -27,7 +27,7 @@ MOST_GOSSIP = 10  # steps by default: on a long ring agents never agree in one r
 class State:
     x: Tensor  # [m, d] models
     u: Tensor  # [m, d] momenta
-    evidence: Tensor  # [m, K, 3] float64, on each member's worth (`shapley.remembered`); K members at most
+    evidence: Tensor  # [m, K, EVIDENCE] float64, on each member's worth (`shapley.remembered`); K members at most
 
 
 class PDSL(Algorithm):
@@ -52,7 +52,7 @@ class PDSL(Algorithm):
     shapley: ShapleySettings = Field(ShapleySettings(), exclude=True, description="in a config: the section [shapley]")
 
     def init(self, x0: Tensor) -> State:
-        return State(x=x0, u=torch.zeros_like(x0), evidence=torch.zeros(len(x0), 0, 3, dtype=torch.float64))
+        return State(x=x0, u=torch.zeros_like(x0), evidence=torch.zeros(len(x0), 0, EVIDENCE, dtype=torch.float64))
 
     def step(self, state: State, r: Round) -> tuple[State, Facts]:
         x, u, engine = state.x, state.u, r.engine
@@ -79,9 +79,9 @@ class PDSL(Algorithm):
         return State(x, u, torch.cat(evidence)), {"shapley": _facts(engine.gather(told))}
 
     def _remembered(self, known: Tensor, valued: list[Valuation], at: Answers, r: Round) -> tuple[Tensor, list[Values]]:
-        """The evidence with this round's: on all members [n, K, 3], and for each agent on those who are there."""
-        if known.shape[1] == 0:
-            known = torch.zeros(len(known), int(max(r.graph.degrees)), 3, dtype=torch.float64)
+        """The evidence with this round's: on all members [n, K, …], and for each agent on those who are there."""
+        if known.shape[1] == 0 or known.shape[2] != EVIDENCE:  # of an older version's run there is none either
+            known = torch.zeros(len(known), int(max(r.graph.degrees)), EVIDENCE, dtype=torch.float64)
         evidence = known.cpu().clone()
         here = []
         for row, (v, sender) in enumerate(zip(valued, at.by_agent(r.engine.sender[at.edges]), strict=True)):
