@@ -12,7 +12,7 @@ import pytest
 from pdsl.peer.events import Events
 from pdsl.peer.identity import Identity
 from pdsl.peer.join import join
-from pdsl.peer.overheard import overhearing
+from pdsl.peer.overheard import MOST, Overheard, overhearing
 from pdsl.peer.plan import Conduct
 from tests.commands import started, wait_for
 from tests.neighbourhood import agreed, organisations, with_data
@@ -39,6 +39,43 @@ def test_all_goes_on_and_what_is_about_handshakes_is_written_down(
     assert (event["event"], event["reason"]) == ("refused", "TLS: PEER_DID_NOT_RETURN_A_CERTIFICATE")
     os.write(2, b"as before\n")
     assert capfd.readouterr().err == "as before\n"
+
+
+def test_strangers_cannot_fill_the_log(tmp_path: Path) -> None:
+    heard, events = Overheard(), Events(tmp_path / "events.jsonl")
+    heard.events = events
+    for _ in range(2 * MOST):
+        heard.line(LINE)
+    assert len(events.read()) == MOST
+
+
+CODE = """
+import os, sys
+from pathlib import Path
+from pdsl.peer.events import Events
+from pdsl.peer.overheard import overhearing
+from pdsl.peer.transport import Loop
+
+async def answer():
+    return 42
+
+loop = Loop()
+with overhearing() as heard:
+    heard.events = Events(Path(sys.argv[1]))
+    if sys.stderr is not None:
+        os.write(2, %r)
+print(loop.run(answer()))
+"""
+
+
+@pytest.mark.parametrize("error", ["2>&-", "2>/dev/full"])
+def test_where_standard_error_cannot_be_written_to_a_peer_runs_all_the_same(error: str, tmp_path: Path) -> None:
+    program, events = tmp_path / "program.py", tmp_path / "events.jsonl"
+    program.write_text(CODE % LINE)
+    command = f"exec '{sys.executable}' '{program}' '{events}' {error}"
+    done = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE)
+    assert (done.returncode, done.stdout) == (0, b"42\n")
+    assert len(Events(events).read()) == (error != "2>&-")
 
 
 def test_pythons_standard_error_is_still_a_terminal() -> None:

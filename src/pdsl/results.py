@@ -110,7 +110,7 @@ def summarise(result: Result) -> dict[str, Any]:
         "delta": None if ledger is None else ledger.delta,
         "epsilon_per_agent": None if ledger is None else [finite(eps) for eps in ledger.epsilon_per_agent],
         "adversaries": adversaries_of(e, ledger),
-        "sigma": max(sigma for m in e.mechanisms for sigma in m.sigmas) if e.mechanisms else 0.0,
+        "sigma": e.largest_sigma,
         "privacy": statement(c.privacy, ledger, e.mechanisms),
         "stopped": stopped(result),
         "models_sha256": ev.models_sha256,

@@ -89,11 +89,16 @@ def _found(path: Path, assignments: Sequence[str]) -> tuple[RunDirectory, Config
 def _as_it_was(stored: dict[str, Any]) -> dict[str, Any]:
     """A run's settings, with what went without saying when it was begun."""
     algorithm = stored.get("algorithm", {})
-    if (
-        algorithm.get("name") == "pdsl"
-    ):  # before there were settings, models were mixed once, and σ was the same for all
+    if algorithm.get("name") == "pdsl":  # before there were settings, models were mixed once, and all had one σ
         return stored | {"algorithm": {"gossip_steps": 1, "noise": "equal"} | algorithm}
     return stored
+
+
+def older_evidence(run: RunDirectory) -> bool:
+    """Was it begun when another rule turned Shapley values into trust? Its rounds would come out differently now."""
+    stored = run.config()
+    before = stored.get("algorithm", {}).get("name") == "pdsl" and "noise" not in stored["algorithm"]
+    return before and stored.get("shapley", {}).get("weighting", "evidence") == "evidence"
 
 
 def read_ledger(run: RunDirectory) -> Ledger | None:
@@ -133,6 +138,10 @@ def _execute(e: Experiment, run: RunDirectory, begin: Begin, watch: Watch, compl
     if engine.writes:
         for complaint in complaints:
             complain(complaint)
+        if done and older_evidence(run):
+            complain(
+                f"{run.path}: goes on by another rule than it was begun with for who is trusted (docs/decisions.md)"
+            )
         rows = run.back_to(done)
         run.describe(e.config.to_toml(), e.facts())
         if done < e.config.rounds:

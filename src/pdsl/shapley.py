@@ -38,6 +38,8 @@ LOSS_LIMIT = 20.0  # of one record: a message that ruins the model is worth litt
 BY_CHANCE = 0.5  # standard errors below zero up to which a member counts like all others
 BEYOND_DOUBT = 1.5  # and from which it counts nothing
 FEWEST_ROUNDS = 3  # before them there is no evidence
+FEWEST_EFFECTIVE = 2.0  # nor as long as one round outweighs all others
+MOST_WEIGHT = 10.0  # of a round, in those of a mean one
 EVIDENCE = 5  # numbers on each member
 LEAST_VARIANCE = 1e-3  # of values in units of their mean size: who is always the same is not infinitely certain
 
@@ -134,8 +136,10 @@ def shares(phi: Values, settings: ShapleySettings, evidence: Values | None = Non
     else:
         assert evidence is not None
         phi_hat = trust(evidence)
+    if not phi_hat.any() and settings.weighting == "evidence" and evidence is not None:
+        phi_hat = least_harm(evidence)
     if not phi_hat.any():
-        return uniform  # nobody is worth more than another, or nobody is to be trusted; (19) and (20) would be 0/0
+        return uniform  # nobody is worth more than another; (19) and (20) would be 0/0
     raised: Values = (1 - settings.floor) * phi_hat / phi_hat.sum() + settings.floor * uniform
     return raised
 
@@ -145,13 +149,23 @@ def remembered(evidence: Values, phi: Values, memory: float) -> Values:
 
     It is on what each member's message does by itself, u. A round counts by its mean |u|, w: late in training, where
     what one honest agent gains another loses, there is little to learn about anybody. Columns: rounds, Σw, Σw², and
-    of x = u/w the sums Σwx and Σwx².
+    of x = u over the mean |u| the sums Σwx and Σwx². No round counts more than MOST_WEIGHT others: how large its
+    message is, a member chooses for itself.
     """
     u = by_itself(phi)
-    w = np.abs(u).mean()
-    new = np.stack([np.ones(len(u)), np.full(len(u), w), np.full(len(u), w**2), u, u**2 / (w or 1)], axis=1)
+    unit = np.abs(u).mean()
+    w = np.minimum(unit, _most_weight(evidence, memory))
+    part = w / (unit or 1)
+    new = np.stack([np.ones(len(u)), w, w**2, part * u, part * u**2 / (unit or 1)], axis=1)
     found: Values = evidence * [1, memory, memory**2, memory, memory] + new
     return found
+
+
+def _most_weight(evidence: Values, memory: float) -> Values:
+    """What a round may weigh at most, for each member."""
+    rounds, w = evidence[:, 0], evidence[:, 1]
+    mean = w * (1 - memory) / np.maximum(1 - memory**rounds, 1 - memory)
+    return np.where((rounds >= FEWEST_ROUNDS) & (mean > 0), MOST_WEIGHT * mean, np.inf)
 
 
 def by_itself(phi: Values) -> Values:
@@ -175,12 +189,21 @@ def trust(evidence: Values) -> Values:
     Chance is the standard error of a mean of so many rounds as (Σw)²/Σw² says.
     """
     rounds, w, w2, wx, wx2 = evidence.T
-    known = (rounds >= FEWEST_ROUNDS) & (w2 > 0)
-    w, w2 = np.where(known, w, 1), np.where(known, w2, 1)
+    w, w2 = np.where(w2 > 0, w, 1), np.where(w2 > 0, w2, 1)
     mean, n = wx / w, w**2 / w2
     error = np.sqrt(np.maximum(wx2 / w - mean**2, LEAST_VARIANCE) / np.maximum(n - 1, 1))
-    errors_below = np.where(known, -mean / error, 0)
+    errors_below = np.where((rounds >= FEWEST_ROUNDS) & (n >= FEWEST_EFFECTIVE), -mean / error, 0)
     return np.clip((BEYOND_DOUBT - errors_below) / (BEYOND_DOUBT - BY_CHANCE), 0, 1)
+
+
+def least_harm(evidence: Values) -> Values:
+    """Where nobody is to be trusted: 1 for those who do no more harm than the mean of all, 0 for the others.
+
+    A message that ruins every model it has a part in is met so: beside it the others' own effects cannot be told.
+    """
+    wx = evidence[:, 3]
+    spared: Values = (wx >= wx.mean() - 1e-9 * np.abs(wx).max()).astype(np.float64)
+    return spared
 
 
 def check(settings: ShapleySettings, k: int) -> None:

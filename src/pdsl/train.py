@@ -59,6 +59,11 @@ class Experiment:
         return [m.sigma for m in self.mechanisms] if self.mechanisms else [0.0] * self.graph.agents
 
     @property
+    def largest_sigma(self) -> float:
+        """Of all messages; 0 without noise."""
+        return max((sigma for m in self.mechanisms or () for sigma in m.sigmas), default=0.0)
+
+    @property
     def stretch(self) -> list[dict[int, float]]:
         """What σ is multiplied with for each peer of each agent; nothing where an agent's messages are alike."""
         stretches = [m.stretch for m in self.mechanisms or ()]
@@ -87,7 +92,7 @@ class Experiment:
             "data": self.data.name,
             "validation": len(self.validation[1]),
             "test": len(self.test[1]),
-            "sigma": self.sigma,
+            "sigma": [max(m.sigmas) for m in self.mechanisms] if self.mechanisms else self.sigma,
             "rogues": [[agent, kind] for agent, kind in sorted(self.rogues.items())],
         }
 

@@ -47,7 +47,8 @@ class PDSL(Algorithm):
     )
     noise: Literal["graph", "equal"] = Field(
         "graph",
-        description="graph: σ² of messages as 1/ω, less noise on what counts more, for the same ε; equal: one σ",
+        description="graph, with step_scale graph: σ² of messages as 1/ω, less noise on what counts more, same ε;"
+        " equal: one σ",
     )
     shapley: ShapleySettings = Field(ShapleySettings(), exclude=True, description="in a config: the section [shapley]")
 
@@ -116,7 +117,7 @@ class PDSL(Algorithm):
 
     def releases_in(self, graph: Graph, agent: int) -> Release:
         release = super().releases_in(graph, agent)
-        if self.noise == "equal":
+        if self.noise == "equal" or self.step_scale != "graph":  # then it is not by ω that messages count
             return release
         return release._replace(stretch=by_weight(graph.omega[graph.offsets[agent] : graph.offsets[agent + 1]]))
 

@@ -29,11 +29,12 @@ from pdsl.privacy.ledger import Ledger
 from pdsl.privacy.mechanism import Noise, sensitivity
 from pdsl.privacy.statement import statement
 from pdsl.privacy.transcript import Asked, Message, Recorder
-from pdsl.runner import read_ledger, take_up
+from pdsl.runner import older_evidence, read_ledger, take_up
 from pdsl.runs import Row, RunDirectory
 from pdsl.train import Apparatus, Experiment, advanced, apparatus, distances, first_state
 
 ALARM = 1e-6  # probability of a false alarm, per check
+REPEATED = "rounds run again"
 ROUNDS = 4  # rounds run again to look at messages
 BATCHES = 400  # batches drawn to look at the sampler
 
@@ -76,9 +77,17 @@ def audit_run(path: Path, count: int, rounds: int | None = None) -> Report:
     e, run = take_up(path, [])
     ledger = read_ledger(run)
     findings = audit(e, ledger, run.rows(), written_epsilons(run))
+    if older_evidence(run):
+        findings = [_cannot_be_repeated(finding) for finding in findings]
     if ledger is not None and e.mechanisms is not None and count:
         findings.append(canary_finding(canaries(e, 0, count, rounds), ledger.epsilon))
     return Report(statement(e.config.privacy, ledger, e.mechanisms), findings)
+
+
+def _cannot_be_repeated(finding: Finding) -> Finding:
+    if finding.check != REPEATED or finding.verdict is Verdict.PASS:
+        return finding
+    return Finding(REPEATED, Verdict.INCONCLUSIVE, "the run was made by a version that weighed by another rule")
 
 
 def canary_finding(found: Canaries, claimed: float) -> Finding:
@@ -174,7 +183,7 @@ def _rows_match(replayed: _Replay, rows: Sequence[Row]) -> Finding:
         for again, row in pairs
         if not math.isclose(again, row["consensus"], rel_tol=1e-3, abs_tol=1e-9)
     ]
-    return _finding("rounds run again", wrong, f"{min(len(rows), ROUNDS)} rounds come out as they did")
+    return _finding(REPEATED, wrong, f"{min(len(rows), ROUNDS)} rounds come out as they did")
 
 
 def _counted(ledger: Ledger, messages: list[Message]) -> Finding:
@@ -277,7 +286,9 @@ def _noise(noise: Noise, messages: list[Message]) -> Iterator[Finding]:
         p = 2 * min(stats.chi2.cdf(chi2, len(unit)), stats.chi2.sf(chi2, len(unit)))
         if p < ALARM:
             wrong.append(f"{who}: the noise has {math.sqrt(chi2 / len(unit)):.4f} times the σ that is claimed")
-    yield _finding("σ of the noise", wrong, f"{len(messages)} messages, χ² per agent and for all")
+    yield _finding(
+        "σ of the noise", wrong, f"{len(messages)} messages, χ² per agent, where they differ per edge, and for all"
+    )
 
     scale = torch.tensor([noise.sigma_of(m.maker, m.peer) for m in messages], dtype=torch.float64)
     unit = torch.stack([m.noise for m in messages]) / scale[:, None]  # [messages, d]

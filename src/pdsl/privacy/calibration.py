@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdsl.data.batches import Batches
+from pdsl.errors import PdslError
 from pdsl.graph import Graph
 from pdsl.privacy.accounting import Mechanism, calibrate
 from pdsl.privacy.mechanism import sensitivity
@@ -62,6 +63,11 @@ def mechanisms(
             assert target is not None
             steps = max(release.steps for release in releases)
             z = calibrate(target, settings.delta, over, batches.rate, steps)
+        for release in releases:
+            if release.stretch and not math.isclose(math.fsum(s**-2 for s in release.stretch), release.messages):
+                raise PdslError(
+                    f"stretch {release.stretch}: 1/stretch² must add up to {release.messages}; try by_weight"
+                )
         sigmas = [z * math.sqrt(release.messages) * d for release, d in zip(releases, deltas, strict=True)]
         stretched = True
     return [

@@ -40,8 +40,9 @@ def adversaries(ledger: Ledger, mechanisms: list[Mechanism]) -> dict[str, float]
     Only a single intercepted message is certified cheaper than everything: whoever sees more than that, over time,
     sees models into which all of an agent's messages have been mixed, so nothing tighter than the whole is claimed.
     """
-    least = [replace(m.alone(min(m.sigmas)), messages=1, steps=1) for m in mechanisms]
-    one = max(epsilon(((m, 1),), ledger.delta) for m in least)
+    alone = [replace(m.alone(min(m.sigmas)), messages=1, steps=1) for m in mechanisms]
+    least = {m.rate: m for m in sorted(alone, key=lambda m: -m.noise_multiplier)}  # with a rate, ε falls with z
+    one = max(epsilon(((m, 1),), ledger.delta) for m in least.values())
     return {
         "one intercepted message": one,
         "one curious neighbour": ledger.epsilon,
