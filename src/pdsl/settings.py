@@ -122,6 +122,10 @@ class ShapleySettings(Section):
     def _zero_is_an_accuracy(self) -> "ShapleySettings":
         if self.value != "accuracy" and self.empty == "zero":
             raise ValueError("empty 'zero' is the worst accuracy but the best loss; set value 'accuracy' with it")
+        return self
+
+    @model_validator(mode="after")
+    def _one_record_has_nothing_beside_its_mean(self) -> "ShapleySettings":
         if self.value == "centred" and self.sample == 1:
             raise ValueError(
                 "value 'centred' takes the mean over the sample off, which leaves nothing of 1; try sample 100"

@@ -136,8 +136,8 @@ def shares(phi: Values, settings: ShapleySettings, evidence: Values | None = Non
     else:
         assert evidence is not None
         phi_hat = trust(evidence)
-    if not phi_hat.any() and settings.weighting == "evidence" and evidence is not None:
-        phi_hat = least_harm(evidence)
+        if not phi_hat.any():
+            phi_hat = least_harm(evidence)
     if not phi_hat.any():
         return uniform  # nobody is worth more than another; (19) and (20) would be 0/0
     raised: Values = (1 - settings.floor) * phi_hat / phi_hat.sum() + settings.floor * uniform

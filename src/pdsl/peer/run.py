@@ -111,8 +111,9 @@ class _Run:
         assert isinstance(self.e.engine, Peer)
         self.engine: Peer = self.e.engine
         privacy, batch = plan.config.privacy, plan.config.batch.size
+        stretch = self.e.stretch
         for j in plan.graph.neighbourhood(self.me).tolist():
-            sigma = self.e.sigma[j] * self.e.stretch[j].get(self.me, 1.0)
+            sigma = self.e.sigma[j] * stretch[j].get(self.me, 1.0)
             self.engine.longest[j] = longest_honest(privacy, batch, sigma, net.d)
         self.progress = self._progress(account)
         self.stopped: str | None = None  # why, if before the last round
