@@ -2,7 +2,7 @@
 # make test   lint, types, all tests
 # make bench  speed, as ratios measured in one run
 # make docs   the manual as a site, in site/
-# make soak   peers under faults, for a quarter of an hour; make fuzz: bytes from outside, for ten minutes
+# make soak   peers under faults, for a few minutes; make fuzz: bytes from outside, for ten minutes
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 export OMP_NUM_THREADS := 1

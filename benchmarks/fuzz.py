@@ -112,7 +112,7 @@ def targets(folder: Path) -> dict[str, Target]:
         "message": (encode(header, torch.ones(D)), lambda content: decode(content, header, D)),
         "response": (b"\1" + encode(header, torch.ones(D)), split),
         "request": (Request(plan.hash, 1, 0).encode(), lambda content: Request.decode(content, plan.hash)),
-        "answer": (Answer(plan.hash, "here", 1, True, False).encode(), lambda c: Answer.decode(c, plan.hash)),
+        "answer": (Answer(plan.hash, "here", 1, True, False, False).encode(), lambda c: Answer.decode(c, plan.hash)),
         "card": (members[0].card.to_toml().encode(), lambda content: Card.parse(content, "card")),
         "plan": (plan.to_toml().encode(), lambda content: Plan.parse(content, "plan")),
         "pin": (members[0].card.certificate.encode(), by_file("ann.pem", lambda path: pins.of("ann"))),

@@ -1,6 +1,7 @@
 """Who is in a round: weights without the absent, rows without the lost, and where to go when the others are ahead."""
 
 import asyncio
+import time
 
 import numpy as np
 import pytest
@@ -145,6 +146,22 @@ def test_when_to_go_where_the_others_are(
     assert roll.jump(neighbours, LAST) == jump
 
 
+@pytest.mark.parametrize(
+    ("present", "ahead", "left", "jump"),
+    [
+        ([0], {1: 7}, [1], 7),  # the one who left us does not wait: half of those heard from
+        ([0, 2], {1: 7}, [1], None),  # one of three may be a liar
+        ([0], {1: 7, 2: 6}, [1, 2], 6),  # to the nearest of them
+    ],
+)
+def test_who_was_held_up_follows_those_who_went_on(
+    present: list[int], ahead: dict[int, int], left: list[int], jump: int | None
+) -> None:
+    roll = Roll(T, MEMBERS, set())
+    roll.present, roll.ahead, roll.left, roll.later = set(present), set(ahead), set(left), ahead
+    assert roll.jump(len(present) + len(ahead), LAST) == jump
+
+
 def test_who_is_far_behind_is_not_waited_for() -> None:
     roll = Roll(50, MEMBERS, {1})
     assert [roll.worth_waiting(at) for at in (50, 45, 44, 3)] == [True, True, False, False]
@@ -152,7 +169,7 @@ def test_who_is_far_behind_is_not_waited_for() -> None:
 
 def test_a_node_tells_each_where_it_stands() -> None:
     async def story() -> None:
-        node = Node("a" * 64, [1, 2], poll=0.0)
+        node = Node("a" * 64, [1, 2], poll=0.0, patience=1.0)
 
         async def hello(j: int, t: int) -> str:
             return (await node.hello(j, t)).state
@@ -182,7 +199,32 @@ def test_a_node_tells_each_where_it_stands() -> None:
         node.begin([1])
         node.drop(1)
         assert await fetch(1, 7, 0) == "out"
+        node.leave(1)
+        assert await hello(1, 5) == await hello(1, 5) == "left" and await hello(2, 5) == "ahead"
+        assert await hello(1, 8) == "wait" and not node.away  # it has come
+        node.leave(1)
+        assert await hello(1, 5) == "left" and set(node.away) == {1}
+        assert await hello(1, 6) == "ahead" and not node.away  # it stays with others: we wait for it again
         node.finish()
         assert await hello(1, 8) == "finished" and await fetch(1, 8, 0) == "finished"
+
+    asyncio.run(story())
+
+
+def test_a_node_says_that_it_is_held_up_only_while_it_waits_for_one_who_is_silent() -> None:
+    async def story() -> None:
+        node = Node("a" * 64, [1, 2], poll=0.0, patience=5.0)
+        long_ago = time.monotonic() - 100
+        node.heard = {1: long_ago, 2: time.monotonic()}
+        assert not (await node.hello(2, 0)).held  # it computes
+        node.wait_for({1, 2})
+        assert not (await node.hello(2, 0)).held  # it has not waited long enough to tell
+        node.since = long_ago
+        assert (await node.hello(2, 0)).held
+        node.sign_of_life(1)
+        assert not (await node.hello(2, 0)).held
+        node.heard[1] = long_ago
+        node.awaited.discard(1)
+        assert not (await node.hello(2, 0)).held  # it has what it waited for
 
     asyncio.run(story())

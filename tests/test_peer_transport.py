@@ -3,11 +3,14 @@
 import asyncio
 import socket
 import ssl
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -24,14 +27,14 @@ from pdsl.peer.transport import Loop, Transport
 from pdsl.peer.wire import Header, Request, encode
 from tests.neighbourhood import agreed, organisations, pickled
 
-D = 6
+D, ROUNDS = 6, 40
 QUICK = Conduct(silence=1.5, deadline=3.0, start=2.0)
 grpc = tls.load()
 
 
 @dataclass
 class Hood:
-    """Two or three peers that are running, in one process."""
+    """Peers that are running, in one process."""
 
     loop: Loop
     members: list[Identity]
@@ -75,19 +78,27 @@ def loop() -> Iterator[Loop]:
     made.close()
 
 
-@pytest.fixture
-def hood(tmp_path: Path, loop: Loop) -> Iterator[Hood]:
-    members = organisations(tmp_path, 3)
-    plan = agreed(members, conduct=QUICK)
+@contextmanager
+def hooded(folder: Path, loop: Loop, count: int, conduct: Conduct) -> Iterator[Hood]:
+    members = organisations(folder, count)
+    plan = agreed(members, conduct=conduct, rounds=ROUNDS)
     events = [Events(member.folder / "events.jsonl") for member in members]
     for member in members:
         join(member, plan)
     peers = [Transport(loop, member, plan, log, D) for member, log in zip(members, events, strict=True)]
     for peer in peers:
         peer.start()
-    yield Hood(loop, members, plan, peers, events)
-    for peer in peers:
-        peer.stop()
+    try:
+        yield Hood(loop, members, plan, peers, events)
+    finally:
+        for peer in peers:
+            peer.stop()
+
+
+@pytest.fixture
+def hood(tmp_path: Path, loop: Loop) -> Iterator[Hood]:
+    with hooded(tmp_path, loop, 3, QUICK) as made:
+        yield made
 
 
 def row(peer: Transport) -> torch.Tensor:
@@ -191,7 +202,7 @@ def test_bad_requests_are_refused_by_name_and_change_nothing(hood: Hood, tmp_pat
     hood.together(lambda peer: peer.roll_call(1))
     before = hood.state(0)
     good = Request(hood.plan.hash, 1, 0)
-    other_plan = agreed(hood.members, conduct=QUICK, rounds=4)
+    other_plan = agreed(hood.members, conduct=QUICK, rounds=ROUNDS + 1)
     witness = tmp_path / "ran"
     cases = [
         (pickled(witness), "header"),
@@ -300,7 +311,54 @@ def test_a_silent_neighbour_is_out_and_the_others_go_on(hood: Hood) -> None:
     again.start()
     hood.peers[2] = again
     assert again.roll_call(2).jump == 4  # they run round 3
-    assert hood.together(lambda peer: peer.roll_call(4).present) == [{1, 2}, {0, 2}, {0, 1}]
+    with ThreadPoolExecutor(3) as pool:
+        back = pool.submit(again.roll_call, 4)
+        until(lambda: not any(peer.node.away for peer in two))  # they know that it comes
+        assert [o.present for o in pool.map(lambda peer: peer.roll_call(4), two)] == [{1, 2}, {0, 2}]
+        assert back.result().present == {0, 1}
+
+
+def lived(peer: Transport, end: Event) -> list[tuple[float, frozenset[int]]]:
+    """Rounds of two phases until the last one or the end: how long each took, and with whom it was run."""
+    found, t = [], 1
+    while t <= ROUNDS and not end.is_set():
+        began = time.monotonic()
+        present, jump = peer.roll_call(t)
+        for phase in range(0 if jump else 2):
+            peer.exchange(t, phase, dict.fromkeys(peer.node.present, row(peer)))
+        found.append((time.monotonic() - began, present))
+        t = jump or t + 1
+        time.sleep(0.1)
+    peer.farewell()
+    return found
+
+
+def test_one_silent_peer_stops_its_neighbours_and_nobody_else(tmp_path: Path, loop: Loop) -> None:
+    """A ring of six. The first one falls silent; only the second and the sixth wait until they know."""
+    silence = 2.5
+    with hooded(tmp_path, loop, 6, Conduct(silence=silence, patience=0.4, deadline=20.0, start=20.0)) as hood:
+        over = [Event() for _ in hood.peers]
+        with ThreadPoolExecutor(6) as pool:
+            lives = [pool.submit(lived, peer, end) for peer, end in zip(hood.peers, over, strict=True)]
+            until(lambda: hood.peers[0].node.round >= 8)
+            over[0].set()  # it runs no more rounds
+            hood.peers[0].stop()  # and answers nothing
+            second, *others, sixth = (life.result(60) for life in lives[1:])
+    for held in (second, sixth):
+        assert max(seconds for seconds, _ in held) > 0.8 * silence
+        assert 0 not in held[-1][1] and len(held[-1][1]) == 1  # it is back, and with the one who had gone on
+        assert len(held) < ROUNDS
+    for free in others:
+        assert max(seconds for seconds, _ in free[1:]) < 0.8 * silence and len(free) == ROUNDS
+        assert len(free[-1][1]) == 2
+    assert {(e["who"], e["why"]) for e in hood.events[2].read() if e["event"] == "lost"} == {("ben", "held up")}
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_the_quorum_is_waited_for(hood: Hood) -> None:

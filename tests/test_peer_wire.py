@@ -113,7 +113,7 @@ json_values = st.recursive(
 def test_fuzz_requests_and_answers_of_any_values(a: object, b: object, c: object, d: object) -> None:
     for kind, values in (
         (Request, {"plan": HEADER.plan, "round": a, "phase": b}),
-        (Answer, {"plan": HEADER.plan, "state": a, "round": b, "gathering": c, "waiting": d}),
+        (Answer, {"plan": HEADER.plan, "state": a, "round": b, "gathering": c, "waiting": d, "held": d}),
         (Request, {"plan": a, "round": 1, "phase": 1}),
     ):
         try:
@@ -125,7 +125,7 @@ def test_fuzz_requests_and_answers_of_any_values(a: object, b: object, c: object
 
 
 def test_requests_and_answers_arrive() -> None:
-    for sent in (Request(HEADER.plan, 10**9, -1), Answer(HEADER.plan, "here", 3, True, False)):
+    for sent in (Request(HEADER.plan, 10**9, -1), Answer(HEADER.plan, "here", 3, True, False, True)):
         assert type(sent).decode(sent.encode(), HEADER.plan) == sent
         with pytest.raises(RefusedError, match="plan"):
             type(sent).decode(sent.encode(), "b" * 64)

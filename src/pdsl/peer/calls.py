@@ -1,7 +1,8 @@
 """Calls to neighbours: one question, one answer or none; and who is alive.
 
 A neighbour is silent when nothing was heard of it, not even an answer to a ping, for `silence` seconds; it is late when
-it lives but has not got where it should be for `deadline` seconds in which it was not itself waiting for somebody.
+it lives but has not got where it should be for `deadline` seconds in which it was not itself waiting for somebody. If
+it waits for one who is silent, nobody waits for it longer than `patience`: else one fault would stop everybody.
 """
 
 import asyncio
@@ -57,7 +58,7 @@ class Calls:
 
     async def _watch(self, j: int) -> None:
         """Ping a neighbour that has said nothing for a while."""
-        every = self._conduct.silence / 4
+        every = min(self._conduct.silence / 4, self._conduct.patience / 2)
         while True:
             await asyncio.sleep(every)
             if time.monotonic() - self._node.heard[j] >= every:
@@ -65,12 +66,13 @@ class Calls:
 
     async def _tick(self) -> None:
         """Time in which this process itself was stopped is nobody's silence."""
-        every = self._conduct.silence / 8
+        every = min(self._conduct.silence / 8, self._conduct.patience / 4)
         while True:
             before = time.monotonic()
             await asyncio.sleep(every)
             asleep = time.monotonic() - before - every
             if asleep > every:
+                self._node.since += asleep
                 for j in self.neighbours:
                     self._node.heard[j] += asleep
 
@@ -150,6 +152,10 @@ class Calls:
     def late(self, j: int, began: float) -> bool:
         now, deadline = time.monotonic(), self._conduct.deadline
         return now - max(began, self.neighbours[j].progress) > deadline or now - began > LONGEST * deadline
+
+    def held_up(self, answer: Answer, began: float) -> bool:
+        """Whether somebody's silence has kept j from us for long enough."""
+        return answer.held and time.monotonic() - began > self._conduct.patience
 
     def silent(self, j: int) -> bool:
         return time.monotonic() - self._node.heard[j] > self._conduct.silence

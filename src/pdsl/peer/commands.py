@@ -56,6 +56,7 @@ def invite(
     assignments: Assignments = [],  # noqa: B006  typer's way to say none
     classes: Annotated[int | None, typer.Option(help="Classes, if the public file does not have them all.")] = None,
     silence: Annotated[float, typer.Option(help="Seconds without a sign of life: out of the round.")] = 10.0,
+    patience: Annotated[float, typer.Option(help="Seconds for one that waits for a silent one: then out.")] = 2.0,
     deadline: Annotated[float, typer.Option(help="Seconds that a live neighbour may take: then out.")] = 120.0,
     start: Annotated[float, typer.Option(help="Seconds to wait for neighbours that have not come yet.")] = 3600.0,
     quorum: Annotated[int, typer.Option(help="Neighbours that must be there for a round to begin.")] = 1,
@@ -66,7 +67,7 @@ def invite(
     from pdsl.peer.plan import Conduct, compose, section, spoken
     from pdsl.peer.task import public_task
 
-    waits = {"silence": silence, "deadline": deadline, "start": start, "quorum": quorum}
+    waits = {"silence": silence, "patience": patience, "deadline": deadline, "start": start, "quorum": quorum}
     conduct = section(Conduct, waits, "pdsl peer invite")
     plan = compose(
         [Card.read(card) for card in cards], config, assignments, public_task(public, records, classes), conduct

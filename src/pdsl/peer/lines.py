@@ -34,7 +34,7 @@ class Lines:
         roll = Roll(t, len(self._plan.members), pending=set(self._calls.neighbours) - gone)
         callers = [asyncio.create_task(self._call_on(j, t, roll)) for j in self._calls.neighbours]
         began = time.monotonic()
-        node.waiting = True
+        node.wait_for(roll.pending if t > 1 else set())  # before the first round nobody has been heard of yet
         try:
             while True:
                 roll.present |= node.arrived
@@ -75,20 +75,24 @@ class Lines:
                     self._lose(j, "silent" if gone else "late")
                 await asyncio.sleep(PAUSE)
             elif answer.state == "here":
+                self._node.away.pop(j, None)
                 roll.present.add(j)
                 self._node.wake()
                 return
             elif answer.state == "wait":
                 near = roll.worth_waiting(answer.round)
-                if j in roll.pending and near and not self._calls.late(j, began):
+                held_up = self._calls.held_up(answer, began)
+                if j in roll.pending and near and not held_up and not self._calls.late(j, began):
                     roll.behind.add(j)
                 elif j in roll.pending:
                     roll.give_up(j)
-                    self._lose(j, "late" if near else "far behind")
+                    self._lose(j, "held up" if held_up else "late" if near else "far behind")
                 await asyncio.sleep(BREATH)
             else:
                 roll.pending.discard(j)
-                {"out": roll.without_us, "ahead": roll.ahead, "finished": roll.finished}[answer.state].add(j)
+                elsewhere = {"out": roll.without_us, "ahead": roll.ahead, "left": roll.ahead, "finished": roll.finished}
+                elsewhere[answer.state].add(j)
+                (roll.left.add if answer.state == "left" else roll.left.discard)(j)
                 roll.later[j] = max(t + 1, answer.round + (not answer.gathering))
                 self._node.wake()
                 await asyncio.sleep(PAUSE)
@@ -97,9 +101,17 @@ class Lines:
         """Publish a phase's messages and fetch the neighbours'. Who is missing in the result is out of the round."""
         node = self._node
         node.publish(phase, messages)
-        node.waiting = True
+        awaited = set(messages)
+        node.wait_for(awaited)
+
+        async def fetch(j: int) -> Tensor | None:
+            try:
+                return await self._fetch(j, t, phase)
+            finally:
+                awaited.discard(j)
+
         try:
-            fetched = await asyncio.gather(*(self._fetch(j, t, phase) for j in messages))
+            fetched = await asyncio.gather(*(fetch(j) for j in messages))
         finally:
             node.waiting = False
         return {j: v for j, v in zip(messages, fetched, strict=True) if v is not None}
@@ -125,8 +137,9 @@ class Lines:
                 self._events.log("refused", what="message", of=self._calls.neighbours[j].name, reason=e.reason)
                 self._lose(j, f"refused: {e.reason}")
                 return None
-            if answer.state != "wait" or self._calls.late(j, began):
-                self._lose(j, "late" if answer.state == "wait" else answer.state)
+            held_up = self._calls.held_up(answer, began)
+            if answer.state != "wait" or held_up or self._calls.late(j, began):
+                self._lose(j, answer.state if answer.state != "wait" else "held up" if held_up else "late")
                 return None
             await asyncio.sleep(BREATH)
 
@@ -157,8 +170,8 @@ class Lines:
 
     def _lose(self, j: int, why: str) -> None:
         """j is out of this round."""
-        if why == "late":
-            self._node.away.add(j)
+        if why in ("silent", "late", "held up"):
+            self._node.leave(j)
         self._node.drop(j)
         self._events.log("lost", who=self._calls.neighbours[j].name, round=self._node.round, why=why)
         self._calls.say(j, why)

@@ -17,17 +17,20 @@ from pdsl.peer.wire import MODEL, VECTOR, WORDS, Answer
 class Node:
     """The state of one peer, and its answers."""
 
-    def __init__(self, plan: str, neighbours: Iterable[int], poll: float):
+    def __init__(self, plan: str, neighbours: Iterable[int], poll: float, patience: float):
         self.plan = plan
         self.neighbours = frozenset(neighbours)
         self.poll = poll  # seconds for which an answer may be held back when it would be 'wait'
+        self.patience = patience  # seconds of silence of one we wait for before we say that we are held up
         self.round = 0
         self.gathering = False
         self.finished = False
         self.waiting = False
+        self.awaited: set[int] = set()  # those who can hold us up
+        self.since = 0.0  # when we began to wait for them
         self.present: frozenset[int] = frozenset()  # in this round
         self.arrived: set[int] = set()  # called while we were calling
-        self.away: set[int] = set()  # alive, but too late to be waited for until they call
+        self.away: dict[int, int | None] = {}  # not waited for until they come to our round; where they were told so
         self.heard: dict[int, float] = dict.fromkeys(self.neighbours, time.monotonic())
         self.asked: dict[int, int] = dict.fromkeys(self.neighbours, 0)  # the last round that each asked about
         self.model: bytes | None = None  # for one who comes back with nothing
@@ -58,9 +61,17 @@ class Node:
         self.present -= {j}
         self.wake()
 
+    def leave(self, j: int) -> None:
+        """Go on without j until it comes to our round."""
+        self.away[j] = None
+
     def finish(self) -> None:
         self.finished = True
         self.wake()
+
+    def wait_for(self, whom: set[int]) -> None:
+        """Tell who asks that we wait, and are held up by the silence of any of these while they are in the set."""
+        self.waiting, self.awaited, self.since = True, whom, time.monotonic()
 
     def sign_of_life(self, j: int, t: int = 0) -> None:
         self.heard[j] = time.monotonic()
@@ -74,11 +85,13 @@ class Node:
         """j asks whether we are there for round t; for round 0, only how we are."""
         self.sign_of_life(j, t)
         if 0 < t >= self.round:
-            self.away.discard(j)
+            self.away.pop(j, None)
         until = time.monotonic() + self.poll
         while t > 0:
-            if self.finished or t < self.round:
-                return self._answer("finished" if self.finished else "ahead")
+            if self.finished:
+                return self._answer("finished")
+            if t < self.round:
+                return self._answer("left" if self._left_behind(j, t) else "ahead")
             if t == self.round:
                 if self.gathering:
                     self.arrived.add(j)
@@ -87,6 +100,15 @@ class Node:
             if not await self.change(until):
                 break
         return self._answer("wait")
+
+    def _left_behind(self, j: int, t: int) -> bool:
+        """Whether we go on without j, which is in round t. If it then stays with others there, we wait for it."""
+        told = self.away.get(j)
+        if told is not None and told < t:
+            del self.away[j]
+        elif j in self.away:
+            self.away[j] = t
+        return j in self.away
 
     async def fetch(self, j: int, t: int, phase: int) -> bytes:
         """j asks for our message to it of a phase of round t."""
@@ -118,7 +140,13 @@ class Node:
         return VECTOR + messages[phase, j]
 
     def _answer(self, state: str) -> Answer:
-        return Answer(self.plan, state, self.round, self.gathering, self.waiting)
+        return Answer(self.plan, state, self.round, self.gathering, self.waiting, self.held)
+
+    @property
+    def held(self) -> bool:
+        """Whether we wait for somebody of whom nothing is heard."""
+        now = time.monotonic()
+        return self.waiting and any(now - max(self.since, self.heard[j]) > self.patience for j in self.awaited)
 
     def wake(self) -> None:
         self._changed.set()

@@ -26,7 +26,7 @@ from pdsl.randomness import Streams
 from pdsl.settings import RogueSettings, Section
 
 PLAN = "plan.toml"
-FORMAT = 3
+FORMAT = 4
 MOST_MEMBERS = 1000
 LOCAL = ("data", "partition", "engine")  # sections that are each organisation's own business
 
@@ -44,6 +44,7 @@ class Conduct(Section):
     """How long to wait for whom."""
 
     silence: float = Field(10.0, gt=0, le=3600, description="seconds without a sign of life: out of the round")
+    patience: float = Field(2.0, gt=0, le=3600, description="seconds for a neighbour that waits for a silent one")
     deadline: float = Field(120.0, gt=0, le=86400, description="seconds a live neighbour may take before it is out")
     start: float = Field(3600.0, gt=0, le=604800, description="seconds to wait for neighbours that have not come yet")
     quorum: int = Field(1, ge=1, description="neighbours that must be there for a round to begin")

@@ -27,6 +27,7 @@ class Roll:
         self.present: set[int] = set()
         self.behind: set[int] = set()  # alive, and not there yet
         self.ahead: set[int] = set()  # beyond this round
+        self.left: set[int] = set()  # those of them who went on without us, and do not wait
         self.without_us: set[int] = set()  # in this round, which they began when we were not there
         self.finished: set[int] = set()
         self.later: dict[int, int] = {}  # the next round in which each of these can be met
@@ -44,8 +45,8 @@ class Roll:
         """The round to go to, if this one is over for us; None to stay.
 
         Those who are a little ahead wait for us, so that we stay with whoever is here, and with nobody here go to the
-        nearest. Those who are far ahead do not: if they are at least half of all who were heard from, we go to them.
-        With more neighbours than two, one liar is not half.
+        nearest. Those who are far ahead do not, nor those who left us: if they are at least half of all who were heard
+        from, we go to them. With more neighbours than two, one liar is not half.
         """
         elsewhere = self.ahead | self.without_us | self.finished
         heard = self.present | self.behind | elsewhere
@@ -53,7 +54,7 @@ class Roll:
             return None
         if self.finished and len(self.finished) == neighbours:
             return last + 1
-        far = [self.later[j] for j in self.ahead if self.later[j] - self._t > self._near]
+        far = [self.later[j] for j in self.ahead if j in self.left or self.later[j] - self._t > self._near]
         if far and 2 * len(far) >= len(heard - self.finished):
             return min(*far, last + 1)
         if (self.ahead or len(elsewhere) == neighbours) and not self.present | self.behind:

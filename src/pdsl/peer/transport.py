@@ -53,8 +53,9 @@ class Transport:
         self.me = plan.agent(own.card.name)
         grpc = tls.load()
         pins = Pins(own.folder / PINS)
-        poll = min(1.0, plan.conduct.silence / 8)
-        self.node = Node(plan.hash, plan.neighbours(self.me), poll)
+        patience = plan.conduct.patience
+        poll = min(1.0, plan.conduct.silence / 8, patience / 4)
+        self.node = Node(plan.hash, plan.neighbours(self.me), poll, patience)
         self._server = Server(grpc, own, plan, pins, self.node, events)
         self.calls = Calls(grpc, own, plan, pins, self.node, events, d)
         self._lines = Lines(self.calls, plan, self.me, self.node, events, d)

@@ -104,7 +104,7 @@ class Request:
         return cls(plan, _whole(values, "round", 0, MOST_ROUND), _whole(values, "phase", MODEL, MOST_ROUND))
 
 
-STATES = ("here", "wait", "out", "ahead", "finished")
+STATES = ("here", "wait", "out", "ahead", "left", "finished")
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Answer:
     """What a peer says about itself instead of a message.
 
     here: I count on you in this round. wait: I have not got there yet. out: this round goes on without you.
-    ahead: that round is over for me. finished: all rounds are.
+    ahead: that round is over for me. left: and I went on without you. finished: all are.
     """
 
     plan: str
@@ -120,21 +120,20 @@ class Answer:
     round: int  # where the peer is: the round it runs, or for which it looks who is there
     gathering: bool  # the latter: whoever comes for this round is in it
     waiting: bool  # for somebody, so that its lateness is not its own
+    held: bool  # somebody of whom nothing is heard
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def decode(cls, content: bytes, plan: str) -> "Answer":
-        values = _small(content, {"plan", "state", "round", "gathering", "waiting"})
+        flags = ("gathering", "waiting", "held")
+        values = _small(content, {"plan", "state", "round", *flags})
         _check_plan(values, plan)
-        if values["state"] not in STATES or not all(
-            isinstance(values[name], bool) for name in ("gathering", "waiting")
-        ):
+        if values["state"] not in STATES or not all(isinstance(values[name], bool) for name in flags):
             raise RefusedError("state")
-        return cls(
-            plan, values["state"], _whole(values, "round", 0, MOST_ROUND), values["gathering"], values["waiting"]
-        )
+        at = _whole(values, "round", 0, MOST_ROUND)
+        return cls(plan, values["state"], at, *(values[name] for name in flags))
 
 
 VECTOR, WORDS = b"\x01", b"\x00"  # what the rest of a response is
