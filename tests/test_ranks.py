@@ -137,6 +137,21 @@ def test_killed_and_taken_up_on_other_numbers_of_ranks(undisturbed: dict[str, An
     assert summary_of(outcome.out) == undisturbed
 
 
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != PDSL.name])
+def test_every_algorithm_goes_on_where_its_ranks_were_killed(name: str, tmp_path: Path) -> None:
+    chosen = [*SMALL, *settings("rounds=12", "evaluate_every=4", f"algorithm.name={name}")]
+    run = tmp_path / "run"
+    ranks = launched(2, "run", "--json", *chosen, "--out", run, said=tmp_path)
+    wait_for(lambda: rows_on_disk(run) >= 2)
+    for rank in ranks:
+        rank.kill()
+        rank.join()
+    assert rows_on_disk(run) < 12
+    ended(launched(3, "run", "--json", "--resume", run, said=tmp_path))
+    undisturbed = pdsl("run", "--json", *chosen, "--out", tmp_path / "undisturbed")  # in one process
+    assert summary_of((tmp_path / "0.out").read_text()) == summary_of(undisturbed.out)
+
+
 def test_secret_noise_is_the_same_when_rounds_are_run_again_elsewhere(tmp_path: Path) -> None:
     """The ranks share the run's secret: whoever owns an agent draws the noise that it drew before."""
     run = tmp_path / "run"
