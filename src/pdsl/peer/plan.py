@@ -72,7 +72,7 @@ class Plan:
             "member": [card.as_dict() for card in self.members],
         }
 
-    @property
+    @cached_property  # every request is compared with it
     def hash(self) -> str:
         """SHA-256 of all of it: of the values, not of how the file is written."""
         canonical = json.dumps(self.as_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -7,7 +7,7 @@ a refusal has a name. A request and an answer without a vector are small JSON ob
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ class Header:
     receiver: int
 
     def as_metadata(self) -> dict[str, str]:
-        return {name: str(value) for name, value in asdict(self).items()}
+        return {name: str(value) for name, value in vars(self).items()}
 
 
 def encode(header: Header, v: Tensor) -> bytes:  # v [d]
@@ -95,7 +95,7 @@ class Request:
     phase: int
 
     def encode(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+        return json.dumps(vars(self)).encode()
 
     @classmethod
     def decode(cls, content: bytes, plan: str) -> "Request":
@@ -123,7 +123,7 @@ class Answer:
     held: bool  # somebody of whom nothing is heard
 
     def encode(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+        return json.dumps(vars(self)).encode()
 
     @classmethod
     def decode(cls, content: bytes, plan: str) -> "Answer":
