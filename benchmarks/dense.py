@@ -10,14 +10,14 @@ import sys
 import time
 
 from pdsl.bench.measure import mnist
-from pdsl.engine import local
+from pdsl.engine import base
 from pdsl.train import rounds
 
 
 def main() -> None:
     agents = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     if len(sys.argv) > 2:
-        local.MOST_BYTES = int(sys.argv[2]) * 2**20
+        base.MOST_BYTES = int(sys.argv[2]) * 2**20
     experiment = mnist(
         "full",
         agents,
@@ -32,7 +32,7 @@ def main() -> None:
     for _ in rounds(experiment):
         pass
     seconds = time.perf_counter() - start
-    print(f"full graph of {agents}, {local.MOST_BYTES // 2**20} MiB of answers at once:")
+    print(f"full graph of {agents}, {base.MOST_BYTES // 2**20} MiB of answers at once:")
     print(f"{before:.2f} GiB before the first round, {memory():.2f} GiB at the peak")
     print(f"{seconds / 2:.0f} s a round, one worker")
 

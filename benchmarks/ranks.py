@@ -1,12 +1,12 @@
 """A thousand agents on two ranks: memory beside one process, bytes beside the edges that cross, the same models.
 
-    python benchmarks/ranks.py [--ranks 2] [--agents 1000] [--rounds 20] [--model softmax]
+    python benchmarks/ranks.py [--ranks 2] [--agents 1000] [--rounds 20] [--model softmax] [--hidden 64]
 
 PDSL on a 4-regular graph and the embedded digits. Peak memory is what the kernel says at the end of each process; that
-of a run with two agents is what torch and the libraries take before any agent is there. Most of that is the libraries'
-code, which processes on one machine have in common: the proportional share, looked at ten times a second, counts a page
-that n of them use as 1/n. Where the system allows it, the ranks run in a network namespace of their own, and its
-loopback device counts every byte, headers included.
+of a run with two agents is what torch and the libraries take before any agent is there, and that of `import torch` is
+what no rank can be without. Most of it is the libraries' code, which processes on one machine have in common: the
+proportional share, looked at ten times a second, counts a page that n of them use as 1/n. Where the system allows it,
+the ranks run in a network namespace of their own, and its loopback device counts every byte, headers included.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from pdsl.randomness import Streams
 from pdsl.settings import GraphSettings
 
 COUNTED = "lo.txt"
+TORCH = "import torch; print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
 
 
 def settings(a: argparse.Namespace, agents: int) -> list[str]:
@@ -38,6 +39,7 @@ def settings(a: argparse.Namespace, agents: int) -> list[str]:
         "graph.agents": agents,
         "graph.degree": 4,
         "model.name": a.model,
+        **({"model.hidden": a.hidden} if a.hidden else {}),
         "shapley.sample": 50,
         "evaluate_every": 10,
         "checkpoint_every": 10,
@@ -116,7 +118,9 @@ def main() -> None:
     for name, default in (("ranks", 2), ("agents", 1000), ("rounds", 20)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--model", default="softmax")
+    parser.add_argument("--hidden", type=int, help="width of the hidden layer, for --model mlp")
     a = parser.parse_args()
+    torch = int(subprocess.run([sys.executable, "-c", TORCH], check=True, capture_output=True).stdout) / 2**10
     found = {}
     for name, agents, ranks in (("nobody", 2, 0), ("alone", a.agents, 0), ("ranks", a.agents, a.ranks)):
         with tempfile.TemporaryDirectory() as folder:
@@ -133,7 +137,9 @@ def main() -> None:
     sent = found["ranks"][0]["bytes_between_processes"]
     print(f"{a.agents} agents, {a.ranks} ranks, {d} parameters")
     largest = max(of.peak for of in several)
+    least = torch + (alone.peak - torch) / a.ranks
     print(f"memory of the largest rank over one process: {largest / alone.peak:.2f}")
+    print(f"torch alone, {torch:.0f} MiB, and a rank's share of all the rest would be: {least / alone.peak:.2f}")
     print(f"the same by proportional shares: {max(of.share for of in several) / alone.share:.2f}")
     print(f"without what a run of two agents takes: {(largest - empty.peak) / (alone.peak - empty.peak):.2f}")
     print(f"bytes between ranks: {sent:,}; edges that cross times message size: {expected:,}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pdsl.config import validated
+from pdsl.engine import base
 from pdsl.engine.ranks import Alone, Processes, joined
 from pdsl.train import final_evaluation, prepare, rounds
 from tests.commands import PATIENCE, _command, forking
@@ -62,7 +63,9 @@ def _rank(rank: int, size: int, port: int, configs: list[Settings], told: Path) 
 
 
 def _outcome(ranks: Processes, values: Settings) -> Settings:
-    config = validated(values, "test")
+    """`most_bytes` among the values, which is no setting: how much of what neighbours answer is held at once."""
+    config = validated({name: value for name, value in values.items() if name != "most_bytes"}, "test")
+    base.MOST_BYTES = values.get("most_bytes", 2**27)
     ranks.settle(config.engine)
     e = prepare(config, engine=ranks.engine)
     steps = list(rounds(e))

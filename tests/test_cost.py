@@ -87,7 +87,7 @@ def test_a_few_agents_at_a_time_are_no_more_work_and_give_the_same_bits(
     """On a dense graph the answers to all agents would not fit: they are taken some agents at a time."""
 
     def ends(held: int) -> tuple[list[Row], list[tuple[int, int]]]:
-        monkeypatch.setattr("pdsl.engine.local.MOST_BYTES", held)
+        monkeypatch.setattr("pdsl.engine.base.MOST_BYTES", held)
         found = [(row, counted.look()) for row in steps(kind, 6, 3, algorithm=name, estimator="fast", check_every=2)]
         rows, counts = zip(*found, strict=True)
         return [{k: v for k, v in row.items() if k != "seconds"} for row in rows], list(counts)

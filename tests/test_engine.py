@@ -69,7 +69,7 @@ def test_reply_transposes_the_table_of_messages(graph: Graph) -> None:
 @each_graph
 @pytest.mark.parametrize("held", [1, 40 * D * 4, 2**30])  # bytes: one agent at a time, a few, all
 def test_ask_is_deliver_and_reply(graph: Graph, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pdsl.engine.local.MOST_BYTES", held)
+    monkeypatch.setattr("pdsl.engine.base.MOST_BYTES", held)
     engine, at_once, x = Local(graph), Local(graph), normal(3, graph.agents, D)
 
     def answer(makers: Tensor, peers: Tensor, rows: Tensor) -> Tensor:

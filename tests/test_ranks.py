@@ -38,9 +38,16 @@ DENSE: Settings = {  # equal models ask for equal games, and twelve members for 
     "graph": {"kind": "full", "agents": 12},
     "privacy": {"mode": "none"},
 }
+IN_TURNS: Settings = {
+    **DENSE,
+    "most_bytes": 60 * D * 4,
+}  # answers to five agents of twelve at once, on all ranks together
+UNEVEN: Settings = {**BASE, "most_bytes": 1}  # agents one by one, and more of them on one rank than on another
 STALE: Settings = {**BASE, "algorithm": {"name": "dp-dpsgd", "staleness": 2}}
 MEANS: Settings = {**BASE, "averaging": 0.5}
 EVERY = [{**BASE, "algorithm": {"name": name}} for name in ALGORITHMS]
+
+RUNS = [*EVERY, STALE, MEANS, IN_TURNS, UNEVEN, DENSE]
 
 
 def alike(runs: list[Settings]) -> list[tuple[str, list[Any]]]:
@@ -50,17 +57,22 @@ def alike(runs: list[Settings]) -> list[tuple[str, list[Any]]]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Settings]:
-    return outcomes(0, [*EVERY, STALE, MEANS, DENSE], tmp_path_factory.mktemp("alone"))
+    return outcomes(0, RUNS, tmp_path_factory.mktemp("alone"))
 
 
 @pytest.fixture(scope="module", params=[2, 3])
 def several(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Settings]:
-    return outcomes(request.param, [*EVERY, STALE, MEANS, DENSE], tmp_path_factory.mktemp("several"))
+    return outcomes(request.param, RUNS, tmp_path_factory.mktemp("several"))
 
 
 def test_every_algorithm_has_the_same_bits_on_several_ranks(alone: list[Settings], several: list[Settings]) -> None:
     """Rows too: what is measured over all agents is measured alike."""
     assert alike(several) == alike(alone)
+
+
+def test_answers_in_turns_are_the_answers_at_once(several: list[Settings]) -> None:
+    assert several[RUNS.index(IN_TURNS)] == several[RUNS.index(DENSE)]
+    assert several[RUNS.index(UNEVEN)] == several[0]
 
 
 @pytest.mark.parametrize("size", [1, 4])

@@ -16,6 +16,8 @@ from pdsl.graph import Graph
 
 T = TypeVar("T")
 
+MOST_BYTES = 2**27  # of answers that are held at once, by all processes; those of one agent always are
+
 Answer = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Who answers [E], who asks [E] and the rows that are asked about [E, d] → the answers [E, d]."""
 
@@ -79,6 +81,19 @@ class Engine(Protocol):
         """The mean [d] of all agents' rows, in float64, added in the order of agents: [m, d] → [d]."""
 
 
+def portions(offsets: list[int], row_bytes: int, processes: int = 1) -> list[range]:
+    """Agents one after another, by their rows, in parts whose answers may be held at once. offsets: see `Engine`."""
+    most = MOST_BYTES // processes // row_bytes
+    parts, start = [], 0
+    while start < len(offsets) - 1:
+        stop = start + 1
+        while stop < len(offsets) - 1 and offsets[stop + 1] - offsets[start] <= most:
+            stop += 1
+        parts.append(range(start, stop))
+        start = stop
+    return parts
+
+
 def ask_at_once(engine: Engine, x: Tensor, answer: Answer) -> Iterator[Answers]:
     """`Engine.ask` for an engine whose agents must not keep others waiting: all together."""
     v = engine.reply(answer(engine.receiver, engine.sender, engine.deliver(x)))
@@ -102,6 +117,13 @@ class Edges:
         self._row_of = torch.tensor([index[row] for row in rows])
         self._links = int((self.receiver != self.sender).sum())  # a message to oneself crosses no wire
         self.messages = self.bytes = self.across = 0
+
+    def _answers(self, part: range, v: Tensor) -> Answers:
+        """What came back to a portion of the agents."""
+        first, last = self.offsets[part.start], self.offsets[part.stop]
+        offsets = [o - first for o in self.offsets[part.start : part.stop + 1]]
+        rows = slice(part.start, part.stop)
+        return Answers(self.agents[rows], rows, slice(first, last), offsets, v)
 
     def _mixed(self, row: Callable[[int], Tensor]) -> Tensor:
         """Σ_j ω_ij x_j for each agent, given how to find x_j: [m, d]."""

@@ -5,10 +5,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from pdsl.engine.base import Answer, Answers, Edges, T, add_rows
+from pdsl.engine.base import Answer, Answers, Edges, T, add_rows, portions
 from pdsl.graph import Graph
-
-MOST_BYTES = 2**27  # of answers that are held at once; those of one agent always are
 
 
 class Local(Edges):
@@ -31,17 +29,10 @@ class Local(Edges):
     def ask(self, x: Tensor, answer: Answer) -> Iterator[Answers]:
         self._count(x)
         self._count(x)  # as much comes back
-        start = 0
-        while start < len(self.agents):
-            first = self.offsets[start]
-            stop = start + 1
-            while stop < len(self.agents) and (self.offsets[stop + 1] - first) * x[0].nbytes <= MOST_BYTES:
-                stop += 1
-            rows, edges = slice(start, stop), slice(first, self.offsets[stop])
+        for part in portions(self.offsets, x[0].nbytes):
+            edges = slice(self.offsets[part.start], self.offsets[part.stop])
             receiver = self.receiver[edges]
-            v = answer(self.sender[edges], receiver, x[receiver])
-            yield Answers(self.agents[rows], rows, edges, [o - first for o in self.offsets[start : stop + 1]], v)
-            start = stop
+            yield self._answers(part, answer(self.sender[edges], receiver, x[receiver]))
 
     def mix(self, x: Tensor) -> Tensor:
         self._count(x)

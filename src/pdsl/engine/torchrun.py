@@ -1,18 +1,22 @@
 """Each process owns a block of agents; rows travel between them with torch.distributed.
 
 One packed message goes from a process to another in each phase, with a row for every edge between their agents and
-nothing else. Sums are added in the same order as in one process, so that results have the same bits.
+nothing else. Where agents ask each other about large models, some do so after others, and the phase has several turns.
+Sums are added in the same order as in one process, so that results have the same bits.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 import torch
 from torch import Tensor, distributed
 
-from pdsl.engine.base import Answer, Answers, Edges, T, add_rows, ask_at_once
+from pdsl.engine.base import Answer, Answers, Edges, T, add_rows, portions
 from pdsl.engine.ranks import Group, Ranks, contact
 from pdsl.errors import PdslError
 from pdsl.graph import Graph
+
+ByRank = list[Tensor]  # edges or rows, as numbers, by the other rank; our own is among them, for what does not cross
 
 
 def block(agents: int, rank: int, size: int) -> range:
@@ -28,21 +32,13 @@ class Torchrun(Edges):
             raise PdslError(f"{ranks.size} ranks for {graph.agents} agents; start at most one rank per agent")
         super().__init__(graph, block(graph.agents, ranks.rank, ranks.size))
         self.writes = ranks.rank == 0
-        self._ranks, self._group, self._everyone = ranks, group, graph.agents
-        receiver, sender, reverse = (torch.as_tensor(a) for a in (graph.receiver, graph.sender, graph.reverse))
-        first_agent, first_edge = self.agents.start, int(graph.offsets[self.agents.start])
-        blocks = [block(graph.agents, rank, ranks.size) for rank in range(ranks.size)]
-
-        def between(receivers: range, senders: range) -> Tensor:
-            """Edges from these senders to these receivers, in the order of all edges."""
-            into = (receiver >= receivers.start) & (receiver < receivers.stop)
-            return torch.nonzero(into & (sender >= senders.start) & (sender < senders.stop)).flatten()
-
-        # By the other rank; our own is in it too, for what does not cross.
-        arriving = [between(self.agents, others) for others in blocks]
-        leaving = [between(others, self.agents) for others in blocks]
-        self._arrives = [edges - first_edge for edges in arriving]  # our edges whose sender is there
-        self._row_sent = [sender[edges] - first_agent for edges in leaving]  # of a row per agent
+        self._ranks, self._group, self._graph = ranks, group, graph
+        self._blocks = [block(graph.agents, rank, ranks.size) for rank in range(ranks.size)]
+        self._ends = torch.as_tensor(graph.receiver), torch.as_tensor(graph.sender)  # of all edges
+        self._arriving = [self._between(self.agents, others) for others in self._blocks]
+        leaving = [self._between(others, self.agents) for others in self._blocks]
+        reverse, first_edge = torch.as_tensor(graph.reverse), int(graph.offsets[self.agents.start])
+        self._row_sent = [self._ends[1][edges] - self.agents.start for edges in leaving]  # of a row per agent
         self._edge_sent = [reverse[edges] - first_edge for edges in leaving]  # of a row per edge: the other way
 
     def deliver(self, x: Tensor) -> Tensor:
@@ -54,13 +50,23 @@ class Torchrun(Edges):
         return self._by_edge(v, self._edge_sent)
 
     def ask(self, x: Tensor, answer: Answer) -> Iterator[Answers]:
-        return ask_at_once(self, x, answer)
+        """In turns: some agents of every rank ask, and their neighbours answer, wherever they live."""
+        self._count(x)
+        self._count(x)  # as much comes back
+        cut = [portions(self._offsets_of(agents), x[0].nbytes, self._ranks.size) for agents in self._blocks]
+        for parts in zip_longest(*cut, fillvalue=range(0)):
+            asking = [agents[part.start : part.stop] for agents, part in zip(self._blocks, parts, strict=True)]
+            v = self._answered(x, answer, asking)
+            if part := parts[self._ranks.rank]:  # else only others have more to ask
+                yield self._answers(part, v)
 
     def mix(self, x: Tensor) -> Tensor:
         self._count(x)
-        row = {j: x[j - self.agents.start] for j in self.agents}
-        for edges, rows in self._exchange(x, self._row_sent):
-            row |= zip(self.sender[edges].tolist(), rows, strict=True)
+        arriving, sent = self._others(self._arriving), self._others(self._row_sent)
+        rows = self._swapped([x[places] for places in sent], arriving)
+        row = dict(zip(self.agents, x, strict=True)) | dict(
+            zip(self._ends[1][torch.cat(arriving)].tolist(), rows, strict=True)
+        )
         return self._mixed(row.__getitem__)
 
     def gather(self, values: Sequence[T]) -> list[T]:
@@ -77,28 +83,55 @@ class Torchrun(Edges):
             if rank < last:
                 distributed.send(total, dst=rank + 1, group=self._group)
             distributed.broadcast(total, src=last, group=self._group)
-        return total / self._everyone
+        return total / self._graph.agents
 
-    def _by_edge(self, rows: Tensor, sent: list[Tensor]) -> Tensor:  # [E, d]
-        out = rows.new_empty(len(self.sender), rows.shape[1])
-        own = self._ranks.rank
-        out[self._arrives[own]] = rows[sent[own]]
-        for edges, arrived in self._exchange(rows, sent):
-            out[edges] = arrived
-        return out
+    def _by_edge(self, rows: Tensor, sent: ByRank) -> Tensor:  # [E, d]
+        return _in_order(self._swapped([rows[places] for places in sent], self._arriving), self._arriving)
 
-    def _exchange(self, rows: Tensor, sent: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Send each other rank the rows meant for it; for each, the edges that end here and what came along them."""
-        arrived, leaving, operations = [], [], []
-        for rank, (edges, places) in enumerate(zip(self._arrives, sent, strict=True)):
-            if rank == self._ranks.rank or not len(edges):  # W is symmetric: nothing comes where nothing goes
+    def _answered(self, x: Tensor, answer: Answer, asking: list[range]) -> Tensor:
+        """What those of our agents are told that are among these, by rank: a row for each of their edges."""
+        receiver, sender = self._ends
+        to_us = [self._between(asking[self._ranks.rank], others) for others in self._blocks]  # edges of answers
+        by_us = [self._between(others, self.agents) for others in asking]
+        heard = self._swapped([x[receiver[edges] - self.agents.start] for edges in to_us], by_us)
+        edges = torch.cat(by_us)
+        said = answer(sender[edges], receiver[edges], heard) if len(edges) else heard  # nobody may have asked us
+        return _in_order(self._swapped(torch.split(said, [len(edges) for edges in by_us]), to_us), to_us)
+
+    def _swapped(self, leaving: Sequence[Tensor], arriving: ByRank) -> Tensor:
+        """Send every rank its rows; what comes along these edges, by the rank that it comes from."""
+        rows = leaving[0].new_empty(sum(map(len, arriving)), leaving[0].shape[1])
+        operations = []
+        for rank, (out, into) in enumerate(zip(leaving, torch.split(rows, [*map(len, arriving)]), strict=True)):
+            if rank == self._ranks.rank:
+                into.copy_(out)
                 continue
-            leaving.append(rows[places])
-            arrived.append((edges, torch.empty_like(leaving[-1])))
-            operations.append(distributed.P2POp(distributed.irecv, arrived[-1][1], rank, group=self._group))
-            operations.append(distributed.P2POp(distributed.isend, leaving[-1], rank, group=self._group))
-            self.across += leaving[-1].nbytes
+            if len(into):
+                operations.append(distributed.P2POp(distributed.irecv, into, rank, group=self._group))
+            if len(out):
+                operations.append(distributed.P2POp(distributed.isend, out, rank, group=self._group))
+            self.across += out.nbytes
         with contact():
             for work in distributed.batch_isend_irecv(operations) if operations else []:
                 work.wait()
-        return arrived
+        return rows
+
+    def _between(self, receivers: range, senders: range) -> Tensor:
+        """Edges from these senders to these receivers, in the order of all edges."""
+        a, b = (int(self._graph.offsets[i]) for i in (receivers.start, receivers.stop))
+        sender = self._ends[1][a:b]
+        return a + torch.nonzero((sender >= senders.start) & (sender < senders.stop)).flatten()
+
+    def _offsets_of(self, agents: range) -> list[int]:
+        """Of a rank's edges, as it has them itself."""
+        offsets = self._graph.offsets[agents.start : agents.stop + 1]
+        return [int(o - offsets[0]) for o in offsets]
+
+    def _others(self, by_rank: ByRank) -> ByRank:
+        """The same without what does not cross."""
+        return [numbers[: 0 if rank == self._ranks.rank else None] for rank, numbers in enumerate(by_rank)]
+
+
+def _in_order(rows: Tensor, edges: ByRank) -> Tensor:
+    """Rows by rank → in the order of edges."""
+    return rows[torch.cat(edges).argsort()]
