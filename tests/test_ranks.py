@@ -42,7 +42,10 @@ IN_TURNS: Settings = {
     **DENSE,
     "most_bytes": 60 * D * 4,
 }  # answers to five agents of twelve at once, on all ranks together
-UNEVEN: Settings = {**BASE, "most_bytes": 1}  # agents one by one, and more of them on one rank than on another
+UNEVEN: Settings = {
+    **BASE,
+    "most_bytes": 1,
+}  # agents and numbers one by one, and more agents on one rank than on another
 STALE: Settings = {**BASE, "algorithm": {"name": "dp-dpsgd", "staleness": 2}}
 MEANS: Settings = {**BASE, "averaging": 0.5}
 EVERY = [{**BASE, "algorithm": {"name": name}} for name in ALGORITHMS]

@@ -16,7 +16,7 @@ from pdsl.graph import Graph
 
 T = TypeVar("T")
 
-MOST_BYTES = 2**27  # of answers that are held at once, by all processes; those of one agent always are
+MOST_BYTES = 2**27  # of what is on its way between agents that are held at once, by all processes; of one agent, all
 
 Answer = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Who answers [E], who asks [E] and the rows that are asked about [E, d] → the answers [E, d]."""
@@ -81,9 +81,14 @@ class Engine(Protocol):
         """The mean [d] of all agents' rows, in float64, added in the order of agents: [m, d] → [d]."""
 
 
+def how_many(size: int, processes: int) -> int:
+    """Things of so many bytes that each process may hold at once."""
+    return max(1, MOST_BYTES // processes // max(size, 1))
+
+
 def portions(offsets: list[int], row_bytes: int, processes: int = 1) -> list[range]:
     """Agents one after another, by their rows, in parts whose answers may be held at once. offsets: see `Engine`."""
-    most = MOST_BYTES // processes // row_bytes
+    most = how_many(row_bytes, processes)
     parts, start = [], 0
     while start < len(offsets) - 1:
         stop = start + 1

@@ -11,7 +11,7 @@ from itertools import zip_longest
 import torch
 from torch import Tensor, distributed
 
-from pdsl.engine.base import Answer, Answers, Edges, T, add_rows, portions
+from pdsl.engine.base import Answer, Answers, Edges, T, add_rows, how_many, portions
 from pdsl.engine.ranks import Group, Ranks, contact
 from pdsl.errors import PdslError
 from pdsl.graph import Graph
@@ -37,6 +37,11 @@ class Torchrun(Edges):
         self._ends = torch.as_tensor(graph.receiver), torch.as_tensor(graph.sender)  # of all edges
         self._arriving = [self._between(self.agents, others) for others in self._blocks]
         leaving = [self._between(others, self.agents) for others in self._blocks]
+        # The most rows that any rank gets from others: all cut what they send alike.
+        self._most_arriving = max(
+            sum(len(self._between(agents, others)) for others in self._blocks if others != agents)
+            for agents in self._blocks
+        )
         reverse, first_edge = torch.as_tensor(graph.reverse), int(graph.offsets[self.agents.start])
         self._row_sent = [self._ends[1][edges] - self.agents.start for edges in leaving]  # of a row per agent
         self._edge_sent = [reverse[edges] - first_edge for edges in leaving]  # of a row per edge: the other way
@@ -61,7 +66,16 @@ class Torchrun(Edges):
                 yield self._answers(part, v)
 
     def mix(self, x: Tensor) -> Tensor:
+        """Numbers are mixed each by itself, so that of long rows some columns can travel after others."""
         self._count(x)
+        width = how_many(self._most_arriving * x.element_size(), self._ranks.size)
+        mixed = torch.empty_like(x)
+        for start in range(0, x.shape[1], width):
+            columns = slice(start, start + width)
+            mixed[:, columns] = self._mixed_columns(x[:, columns])
+        return mixed
+
+    def _mixed_columns(self, x: Tensor) -> Tensor:
         arriving, sent = self._others(self._arriving), self._others(self._row_sent)
         rows = self._swapped([x[places] for places in sent], arriving)
         row = dict(zip(self.agents, x, strict=True)) | dict(
