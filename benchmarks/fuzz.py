@@ -101,8 +101,10 @@ def targets(folder: Path) -> dict[str, Target]:
     def sent(path: Path) -> None:
         SentLog(path).close()
 
-    def checkpoint(path: Path) -> Any:
-        return checkpoints.newest(path.parent, None, list)
+    def checkpoint(path: Path) -> None:
+        _, damaged = checkpoints.newest(path.parent, None, list)
+        if damaged:
+            raise PdslError(damaged[0])
 
     state = checkpoints.packed(checkpoints.Checkpoint(1, {"x": torch.ones(1, D), "u": torch.ones(1, D)}, 1.0))
     (folder / "checkpoints").mkdir()
