@@ -16,6 +16,7 @@ from pdsl.cells import run_cell
 from pdsl.cells.one import SCORE
 from pdsl.errors import PdslError
 from pdsl.reproduce import CELLS, Plan, Task
+from pdsl.reproduce.kept import FILE, read
 from pdsl.reproduce.paper import AGENTS, EPSILONS, FIGURES, GRAPHS, METHODS, TABLES, Setting, accuracies, panels
 from pdsl.reproduce.paper import settings_of as settings_of_target
 from tests.commands import PATIENCE, pdsl, started, wait_for
@@ -186,6 +187,31 @@ def test_our_number_stands_beside_the_papers(whole: Whole) -> None:
         "table1-curves.csv",
     }
     assert "pdsl reproduce table1 --quick" in (folder / "kept/total/table1.md").read_text()
+
+
+def test_a_table_has_what_was_kept_where_the_runs_are_gone(whole: Whole, tmp_path: Path) -> None:
+    folder, printed = whole
+    keep = tmp_path / "kept"
+    keep.mkdir()
+    before = (folder / "kept" / FILE).read_text()
+    (keep / FILE).write_text(before)
+    elsewhere = [ONLY.replace("epsilon=1", "epsilon=4") if word == ONLY else word for word in ONE]
+    other = ("reproduce", "table1", *elsewhere, "--out", tmp_path, "--keep", keep)
+    assert pdsl(*other, "--json").code == 0
+    table = json.loads((keep / "total/table1.json").read_text())
+    found = {c["paper_epsilon"]: c for c in table["cells"] if c["ours"] is not None}
+    assert found.keys() >= {0.08, 0.3}  # that of the runs which are elsewhere, and ours
+    assert found[0.08] == next(c for c in printed["tables"]["table1"]["cells"] if c == found[0.08])
+    curves = (folder / "kept/total/table1-curves.csv").read_text().splitlines()
+    assert set(curves) < set((keep / "total/table1-curves.csv").read_text().splitlines())
+    assert set(read(folder / "kept")) < set(read(keep))
+
+    (keep / FILE).write_text(before.replace('"settings": "', '"settings": "f'))  # run under other defaults
+    assert pdsl(*other).code == 0
+    found = [c for c in json.loads((keep / "total/table1.json").read_text())["cells"] if c["ours"] is not None]
+    assert 0.08 not in {c["paper_epsilon"] for c in found}
+    (keep / FILE).write_text("{")
+    pdsl(*other).refused("is damaged")
 
 
 def test_the_same_runs_serve_the_figure(whole: Whole) -> None:

@@ -291,7 +291,9 @@ def reproduce(
     assignments: Assignments = [],  # noqa: B006
     processes: Annotated[int | None, typer.Option(min=1, help="Runs side by side; default: one per core.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder; the same one goes on with what is missing.")] = None,
-    keep: Annotated[Path | None, typer.Option(help="Folder for the small result files, besides.")] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="Folder for the small result files; what is there already counts.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Run the paper's tables and figures, and show its numbers beside ours."""
@@ -299,6 +301,7 @@ def reproduce(
     from pdsl.cells.countdown import Countdown
     from pdsl.compare.shown import rates
     from pdsl.reproduce import CELLS, Plan, Task, collected
+    from pdsl.reproduce.kept import read
     from pdsl.reproduce.layout import caption
     from pdsl.reproduce.shown import tables
     from pdsl.reproduce.tables import as_dict
@@ -308,14 +311,15 @@ def reproduce(
     task = Task(reading, quick, rounds, tuple(rates(grid)) if grid else None, tuple(assignments))
     plan = Plan.of(target, task, only, seeds or (1 if quick else 3))
     folder = out or Path("runs") / ("reproduce-quick" if quick else "reproduce")
+    earlier = read(keep) if keep else {}
     try:
         carry_out(plan.wanted, folder / CELLS, Countdown(_console(stderr=True), plan.total), processes)
     except KeyboardInterrupt:
         print(f"pdsl: interrupted; the same command goes on with what is missing in {folder}", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
-    found = {name: collected(name, plan, folder) for name in plan.targets}
+    found = {name: collected(name, plan, folder, earlier) for name in plan.targets}
     pages = {name: write(result, folder / reading) for name, result in found.items()}
-    kept = [path for result in found.values() if keep for path in keep_small(result, keep / reading)]
+    kept = [path for result in found.values() if keep for path in keep_small(result, keep)]
     if as_json:
         shown = {name: as_dict(result) for name, result in found.items() if name.startswith("table")}
         print(json.dumps({"tables": shown, "pages": {name: str(page) for name, page in pages.items()}}))

@@ -2,7 +2,8 @@
 
 Read `paper` first (what the paper reports), then `tasks` (from one of its settings to a run's configuration; the
 settings themselves are in tasks.toml), `plan` (which runs a command takes; `pdsl.cells` does them), `results` (what
-they came to), `layout`, `tables` and `figures` (the same as the paper shows it), and `page`, `shown` and `written`.
+they came to; with `kept`, those of other days), `layout`, `tables` and `figures` (the same as the paper shows it), and
+`page`, `shown` and `written`.
 """
 
 from pdsl.reproduce.plan import Plan

@@ -7,6 +7,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from pdsl.cells import Score, failure, finished
+from pdsl.reproduce.kept import Curve, KeptCell, digest, with_settings_of_now
 from pdsl.reproduce.paper import METHODS, TITLES, Setting, accuracies, settings_of
 from pdsl.reproduce.plan import Cell, Plan
 from pdsl.runs import RunDirectory
@@ -92,8 +93,9 @@ class Results:
     plan: Plan
     entries: Mapping[Setting, Entry]
     trials: Sequence[Trials]
-    noise_off: Mapping[Setting, Entry]  # of those settings whose runs without noise are in the folder too
+    noise_off: Mapping[Setting, Entry]  # of those settings whose runs without noise are there too
     folder: Path
+    kept: Mapping[str, KeptCell]  # of earlier commands, here or elsewhere
 
     @property
     def title(self) -> str:
@@ -129,44 +131,64 @@ class Results:
         assert rate is not None
         return self.plan.finals(setting, rate)[self.plan.seeds.index(seed)]
 
-    def curves(self, setting: Setting) -> dict[int, list[tuple[int, float | None, float]]]:
-        """By seed: round, loss and accuracy, mean over agents, on test data, where they were measured."""
-        found = {}
-        for seed in self.entries[setting].seeds:
-            rows = RunDirectory.open(self.folder / CELLS / self.cell(setting, seed).name).rows()
-            found[seed] = [(row["round"], row["loss"], row["accuracy"]) for row in rows if "accuracy" in row]
-        return found
+    def curves(self, setting: Setting) -> dict[int, Curve]:
+        """By seed, where it was measured."""
+        return {seed: self._curve(self.cell(setting, seed)) for seed in self.entries[setting].seeds}
+
+    def _curve(self, cell: Cell) -> Curve:
+        place = self.folder / CELLS / cell.name
+        if not place.exists():
+            return self.kept[cell.name].curve
+        rows = RunDirectory.open(place).rows()
+        return [(row["round"], short(row["loss"]), round(row["accuracy"], 5)) for row in rows if "accuracy" in row]
+
+    def to_keep(self) -> dict[str, KeptCell]:
+        """Every cell of the table whose run is here; what failed too, for a rate that diverged was tried."""
+        trials = [cell for setting in self.entries for cell in self.plan.trials(setting).values()]
+        finals = [self.cell(setting, seed) for setting, entry in self.entries.items() for seed in entry.seeds]
+        cells = {cell.name: cell for cell in (*trials, *finals)}
+        scores = _scores(list(cells.values()), self.folder, {})
+        return {
+            name: KeptCell(score, digest(cells[name]), [] if score.failed else self._curve(cells[name]))
+            for name, score in scores.items()
+        }
 
 
-def collected(target: str, plan: Plan, folder: Path) -> Results:
-    """Whatever has ended in the folder, by this command or another one, for the whole of a table or a figure."""
+def collected(target: str, plan: Plan, folder: Path, kept: Mapping[str, KeptCell]) -> Results:
+    """Whatever has ended in the folder, by this command or another one, for the whole of a table or a figure.
+
+    Where nothing has, what was kept of it.
+    """
     settings = settings_of(target)
-    scores = _scores([c for s in settings for c in plan.trials(s).values()], folder)
+    scores = _scores([c for s in settings for c in plan.trials(s).values()], folder, kept)
     trials = {}
     for s in settings:
         tried = {rate: scores.get(cell.name) for rate, cell in plan.trials(s).items()}
         values = {rate: None if score is None or score.failed else score.on_public for rate, score in tried.items()}
         trials[s.method, s.graph] = Trials(s.method, s.graph, values, plan.rate(s, scores))
     off = replace(plan, task=replace(plan.task, reading="none"))
-    noise_off = {} if plan.task.reading == "none" else _entries(settings, off, folder)
+    noise_off = {} if plan.task.reading == "none" else _entries(settings, off, folder, kept)
     return Results(
         target,
         plan,
-        _entries(settings, plan, folder),
+        _entries(settings, plan, folder, kept),
         [found for found in trials.values() if any(value is not None for value in found.on_public.values())],
         {setting: entry for setting, entry in noise_off.items() if entry.ours is not None},
         folder,
+        kept,
     )
 
 
-def _entries(settings: Sequence[Setting], plan: Plan, folder: Path) -> dict[Setting, Entry]:
+def _entries(
+    settings: Sequence[Setting], plan: Plan, folder: Path, kept: Mapping[str, KeptCell]
+) -> dict[Setting, Entry]:
     trials = {s: plan.trials(s).values() for s in settings}
-    scores = _scores([cell for cells in trials.values() for cell in cells], folder)
+    scores = _scores([cell for cells in trials.values() for cell in cells], folder, kept)
     entries = {}
     for s in settings:
         rate = plan.rate(s, scores)
         finals = [] if rate is None else plan.finals(s, rate)
-        found = _scores(finals, folder)
+        found = _scores(finals, folder, kept)
         good = {
             seed: found[cell.name]
             for seed, cell in zip(plan.seeds, finals, strict=False)
@@ -178,7 +200,7 @@ def _entries(settings: Sequence[Setting], plan: Plan, folder: Path) -> dict[Sett
     return entries
 
 
-def _scores(cells: Sequence[Cell], folder: Path) -> dict[str, Score]:
+def _scores(cells: Sequence[Cell], folder: Path, kept: Mapping[str, KeptCell]) -> dict[str, Score]:
     place = folder / CELLS
     found = {name: finished(name, config, place) or failure(name, place) for name, config in dict(cells).items()}
-    return {name: score for name, score in found.items() if score is not None}
+    return with_settings_of_now(kept, cells) | {name: score for name, score in found.items() if score is not None}

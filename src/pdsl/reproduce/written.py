@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pdsl.errors import PdslError
 from pdsl.report.document import write_aside
-from pdsl.reproduce import figures
+from pdsl.reproduce import figures, kept
 from pdsl.reproduce.page import figure_page, table_page
 from pdsl.reproduce.paper import FIGURES, panels
 from pdsl.reproduce.results import Results
@@ -28,13 +28,15 @@ def write(results: Results, folder: Path) -> Path:
 
 
 def keep(results: Results, folder: Path) -> list[Path]:
-    """The small files: a table without its page, and the loss curves of its runs as numbers."""
-    _make(folder)
+    """The small files: a table without its page, the loss curves of its runs as numbers, and its cells."""
+    place = folder / results.plan.task.reading
+    _make(place)
     name = results.target
     if name in FIGURES:
-        return [write_aside(folder / f"{name}.csv", figures.comma_separated(results))]
-    kept = [write_aside(folder / f"{name}.{kind}", FORMS[kind](results)) for kind in ("md", "csv", "json")]
-    return [*kept, write_aside(folder / f"{name}-curves.csv", figures.comma_separated(results))]
+        return [write_aside(place / f"{name}.csv", figures.comma_separated(results))]
+    written = [write_aside(place / f"{name}.{kind}", FORMS[kind](results)) for kind in ("md", "csv", "json")]
+    curves = write_aside(place / f"{name}-curves.csv", figures.comma_separated(results))
+    return [*written, curves, kept.add(folder, results.to_keep())]
 
 
 def _make(folder: Path) -> None:
