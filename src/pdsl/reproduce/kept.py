@@ -8,8 +8,9 @@ does not stand for a run that is asked for: that is done.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from pdsl.cells import Score
 from pdsl.errors import PdslError
@@ -62,8 +63,13 @@ def with_settings_of_now(kept: Mapping[str, KeptCell], cells: Iterable[Cell]) ->
 def add(folder: Path, cells: Mapping[str, KeptCell]) -> Path:
     """Keep these too, or anew; the file has its lines in the order of names."""
     lines = [
-        json.dumps({"settings": cell.settings, "score": asdict(cell.score), "curve": cell.curve}, ensure_ascii=False)
+        json.dumps({"settings": cell.settings, "score": _told(cell.score), "curve": cell.curve}, ensure_ascii=False)
         for _, cell in sorted((read(folder) | dict(cells)).items())
     ]
     write_whole(folder / FILE, "".join(f"{line}\n" for line in lines).encode())
     return folder / FILE
+
+
+def _told(score: Score) -> dict[str, Any]:
+    """What there is to say: of a cell that failed, that and nothing else."""
+    return {field.name: value for field in fields(score) if (value := getattr(score, field.name)) != field.default}
