@@ -18,7 +18,7 @@ def markdown(results: Results) -> str:
         "",
         results.verdict(),
         "",
-        f"`{results.plan.command}`",
+        f"`{results.plan.command}`" + (", and cells that were kept before" if results.kept else ""),
         "",
         _row(heads),
         _row(["---"] * len(heads)),
