@@ -7,6 +7,7 @@ from pdsl.errors import PdslError
 from pdsl.report.comparison import Runs, compared_figures
 from pdsl.report.document import write_aside
 from pdsl.report.figures import Figure, figures
+from pdsl.report.picture import FONTS
 from pdsl.report.tables import comparison_table, file_name, summary_table, write_tables
 
 SCALE = 3  # pixels of a PNG to a unit of its SVG: about 300 dots an inch in a column of a paper
@@ -48,7 +49,7 @@ def rasteriser() -> Callable[[str], bytes]:
     def png(svg: str) -> bytes:
         return bytes(svg_to_bytes(svg_string=svg, zoom=SCALE))
 
-    empty = '<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20" font-family="sans-serif">{}</svg>'
+    empty = f'<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20" font-family="{FONTS}">{{}}</svg>'
     if png(empty.format("")) == png(empty.format('<text y="15">x</text>')):
         raise PdslError("--figures finds no font to letter PNG with; install one, such as DejaVu or Liberation")
     return png
