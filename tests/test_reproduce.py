@@ -107,6 +107,8 @@ def test_a_cell_is_one_run_whoever_asks_for_it() -> None:
     assert whole.total == 45 * 2 + 15  # two rates each for five methods on three graphs, of which one is a final
     silent = plan(reading="none")
     assert len({silent.finals(replace(at, epsilon=e), 1.0)[0].name for e in EPSILONS["table1"]}) == 1
+    loud, rich = (Task(reading=reading).config(replace(at, epsilon=0.3), 1.0, 0) for reading in ("per-round", "total"))
+    assert (loud.rounds, rich.rounds) == (40, 60)  # what a large total pays for is not bought where there is none
     changed = plan(assignments=("batch.size=16",))
     assert changed.finals(at, 1.0)[0].name != whole.finals(at, 1.0)[0].name
     assert changed.finals(at, 1.0)[0].config.batch.size == 16

@@ -58,6 +58,7 @@ class Task:
         values: dict[str, Any] = copy.deepcopy(task["all"])
         for layer in (
             task.get("graph", {}).get(setting.graph, {}),
+            task.get("total", {}).get(f"{self.epsilon(setting):g}", {}) if self.reading == "total" else {},
             task.get("method", {}).get(setting.method, {}),
             _tasks()["reading"].get(self.reading, {}),
             {"privacy": self._privacy(setting)},
