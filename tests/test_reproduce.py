@@ -17,8 +17,10 @@ from pdsl.cells.one import SCORE
 from pdsl.errors import PdslError
 from pdsl.reproduce import CELLS, Plan, Task
 from pdsl.reproduce.kept import FILE, read
+from pdsl.reproduce.layout import caption
 from pdsl.reproduce.paper import AGENTS, EPSILONS, FIGURES, GRAPHS, METHODS, TABLES, Setting, accuracies, panels
 from pdsl.reproduce.paper import settings_of as settings_of_target
+from pdsl.reproduce.results import collected
 from tests.commands import PATIENCE, pdsl, started, wait_for
 
 # Two learning rates of which the second diverges, at the middle ε; then the final run at the first ε.
@@ -94,6 +96,16 @@ def test_epsilon_is_read_in_four_ways() -> None:
 
 def plan(target: str = "table1", only: str | None = None, seeds: int = 2, **task: Any) -> Plan:
     return Plan.of(target, Task(quick=True, **task), only, seeds)
+
+
+def test_the_table_says_where_runs_are_longer(tmp_path: Path) -> None:
+    whole, silent = (
+        collected("table1", Plan(Task(reading=reading), ("table1",), (), (0,), "command"), tmp_path, {})
+        for reading in ("total", "none")
+    )
+    longer = "ε = 1 and 2: 40 rounds, batches of 250; ε = 4: 60 rounds, batches of 500, models averaged."
+    assert longer in caption(whole)
+    assert "seed 0. 40 rounds, batches of 250. " in caption(silent)
 
 
 def test_a_cell_is_one_run_whoever_asks_for_it() -> None:
@@ -175,6 +187,7 @@ def test_our_number_stands_beside_the_papers(whole: Whole) -> None:
     shown = f"0.817 {summary['accuracy']:.3f}"
     assert shown in (folder / "total/table1.md").read_text()
     assert "0.731 — " in (folder / "total/table1.md").read_text()  # M = 15: not run
+    assert "seed 0. 4 rounds, batches of 32. " in (folder / "total/table1.md").read_text()
     tex = (folder / "total/table1.tex").read_text().splitlines()
     assert {line.count("&") for line in tex if "shortstack" in line} == {10}
     assert sum("shortstack" in line for line in tex) == 15

@@ -87,6 +87,20 @@ def caption(results: Results) -> str:
         f"The paper's accuracy, ours, and the difference. Ours: test accuracy, mean over agents' own models and"
         f" {len(p.seeds)} seed{'s' * (len(p.seeds) > 1)}; ε read as {p.task.reading}: {READINGS[p.task.reading]}."
         f" Learning rate: the best of {rates} on the public set, for each method and graph, at M = {AGENTS[0]}, middle"
-        f" ε, seed {p.seeds[0]}. {MISSING}: not run."
+        f" ε, seed {p.seeds[0]}. {_lengths(results)}. {MISSING}: not run."
     )
     return text if not p.task.quick else f"{text} Quick: handwritten digits and few rounds, not the paper's task."
+
+
+def _lengths(results: Results) -> str:
+    """Rounds and records of a batch, and at which ε they are others."""
+    task, at = results.plan.task, Setting(results.target, EPSILONS[results.target][0], METHODS[0], GRAPHS[0], AGENTS[0])
+    told: dict[str, list[str]] = {}
+    for setting in (replace(at, epsilon=epsilon) for epsilon in EPSILONS[results.target]):
+        config = task.config(setting, learning_rate=task.rates_of(results.target)[0], seed=0)
+        averaged = ", models averaged" if config.averaging else ""
+        text = f"{config.rounds} rounds, batches of {config.batch.size}{averaged}"
+        told.setdefault(text, []).append(f"{task.epsilon(setting) or setting.epsilon:g}")
+    if len(told) == 1:
+        return next(iter(told))
+    return "; ".join(f"ε = {' and '.join(epsilons)}: {text}" for text, epsilons in told.items())
