@@ -1,7 +1,9 @@
-"""How a file comes to be on disk: whole, or not at all."""
+"""How a file comes to be on disk: whole, or not at all; and who may have read a secret one."""
 
 import os
 from pathlib import Path
+
+from pdsl.errors import PdslError
 
 PART = ".part"  # ends the name of a file that is being written
 PUBLIC, PRIVATE = 0o644, 0o600
@@ -24,3 +26,11 @@ def write_whole(path: Path, content: bytes, mode: int = PUBLIC) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def read_private(path: Path) -> bytes:
+    """A secret's bytes. Refused if anybody but its owner could have read or changed it."""
+    mode = path.stat().st_mode & 0o777
+    if mode & 0o077:
+        raise PdslError(f"{path} is open to others (mode {mode:04o}); if none has read it: chmod 600 {path}")
+    return path.read_bytes()

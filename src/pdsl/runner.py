@@ -13,8 +13,9 @@ from pdsl.checkpoints import Checkpoint
 from pdsl.config import Config
 from pdsl.engine.ranks import Alone, Processes
 from pdsl.errors import PdslError
-from pdsl.files import PRIVATE
+from pdsl.files import PRIVATE, read_private
 from pdsl.privacy import Ledger, Mechanism
+from pdsl.privacy.bond import Bond, settings_digest
 from pdsl.randomness import KEY_BYTES, SecretStreams
 from pdsl.results import Result, finish
 from pdsl.runs import RunDirectory, unused
@@ -69,7 +70,8 @@ def take_up(path: Path, assignments: Sequence[str], ranks: Processes = ALONE) ->
     run, config, key, agreed = ranks.together(lambda: _found(path, assignments))
     ranks.settle(config.engine)
     new = _new_key(ranks)  # for a run that was cut before its first round, and has none yet
-    return ranks.together(lambda: prepare(config, key=key or new, agreed=agreed, engine=ranks.engine)), run
+    key = new if key is None else key
+    return ranks.together(lambda: prepare(config, key=key, agreed=agreed, engine=ranks.engine)), run
 
 
 def _found(path: Path, assignments: Sequence[str]) -> tuple[RunDirectory, Config, bytes | None, list[Mechanism] | None]:
@@ -83,7 +85,17 @@ def _found(path: Path, assignments: Sequence[str]) -> tuple[RunDirectory, Config
     run = RunDirectory.open(path)
     ledger = read_ledger(run)
     config = configs.load(None, assignments, base=_as_it_was(run.config()))
-    return run, config, run.read(KEY), None if ledger is None else ledger.mechanisms
+    return run, config, _read_key(run), None if ledger is None else ledger.mechanisms
+
+
+def _read_key(run: RunDirectory) -> bytes | None:
+    """The run's secret; None where it has none yet."""
+    key = read_private(run.path / KEY) if (run.path / KEY).exists() else None
+    if key is not None and len(key) != KEY_BYTES:
+        raise PdslError(
+            f"{run.path / KEY} is damaged: a round run again would draw new noise; restore it, or start anew"
+        )
+    return key
 
 
 def _as_it_was(stored: dict[str, Any]) -> dict[str, Any]:
@@ -133,7 +145,7 @@ def _execute(e: Experiment, run: RunDirectory, begin: Begin, watch: Watch, compl
         state = state_from(e.config, checkpoint.tensors)
         if done > e.config.rounds:
             raise PdslError(f"{run.path} has {done} rounds already; rounds={e.config.rounds} cannot take any back")
-    ledger = _agreed_ledger(e, run, done)
+    ledger, tied = _agreed_ledger(e, run, done), bond(e)
     rows: list[Row] = []
     if engine.writes:
         for complaint in complaints:
@@ -155,7 +167,7 @@ def _execute(e: Experiment, run: RunDirectory, begin: Begin, watch: Watch, compl
 
     def announce(ledger: Ledger) -> None:
         if engine.writes:
-            run.write(LEDGER, ledger.to_json().encode())
+            run.write(LEDGER, tied.sealed(ledger).encode())
         engine.gather([])  # nobody sends before it is written
 
     def save(t: int) -> None:
@@ -184,23 +196,47 @@ def _execute(e: Experiment, run: RunDirectory, begin: Begin, watch: Watch, compl
     if done % e.config.checkpoint_every:
         save(done)
     evaluation = final_evaluation(e, state.x)
-    return finish(run, Result(e, rows, state, evaluation, seconds, ledger)) if engine.writes else {}
+    return finish(run, Result(e, rows, state, evaluation, seconds, ledger), tied) if engine.writes else {}
+
+
+def bond(e: Experiment) -> Bond:
+    """What the run's ledger is tied to."""
+    secret = e.streams.key if isinstance(e.streams, SecretStreams) else b""
+    besides = (*MAY_CHANGE, "data.path")  # what is found there counts, not where
+    return Bond(settings_digest(e.config.as_dict(), besides), e.records, secret)
 
 
 def _agreed_ledger(e: Experiment, run: RunDirectory, done: int) -> Ledger | None:
-    """The run's ledger, which must account for every round that was run, and its secret, which must be the same."""
+    """The run's ledger: of this very run, and with every round in it that was run. A new run's is written first."""
     if e.mechanisms is None:
         return None
-    ledger = read_ledger(run)
-    if done and (ledger is None or ledger.rounds < done):
+    where = run.path / LEDGER
+    stored, key, rows = run.read(LEDGER), _read_key(run), len(run.rows())
+    ledger = e.open_ledger() if stored is None else read_ledger(run)
+    assert ledger is not None
+    if ledger.rounds < max(done, rows) or (stored is None and key is not None):
         raise PdslError(
-            f"{run.path / LEDGER} does not account for the {done} rounds that were run, so what was spent is not known;"
+            f"{where} does not account for the {max(done, rows)} rounds that were run, so what was spent is not known;"
             " restore it, or start the run anew"
         )
-    if isinstance(e.streams, SecretStreams) and e.engine.writes and run.read(KEY) is None:
-        if ledger is not None and ledger.rounds:
-            raise PdslError(
-                f"{run.path / KEY} is missing: a round run again would draw new noise; restore it, or start anew"
-            )
-        run.write(KEY, e.streams.key, PRIVATE)
+    if e.streams.secret and ledger.rounds and key is None:
+        raise PdslError(
+            f"{run.path / KEY} is missing: a round run again would draw new noise; restore it, or start anew"
+        )
+    tied = bond(e)
+    if stored is not None:
+        tied.check(ledger, stored.decode(errors="replace"), str(where))
+    if key not in (None, tied.secret) or (ledger.mechanisms or e.mechanisms) != e.mechanisms:
+        raise PdslError(f"another process has gone on with {run.path} in the meantime; start this one again")
+    before, now = run.config().get("engine", {}).get("device", "cpu"), e.config.engine.device
+    if done < ledger.rounds and before != now:
+        raise PdslError(
+            f"rounds {done + 1} to {ledger.rounds} are run again and must send the same bytes, which {now} would not;"
+            f" resume with engine.device={before} first"
+        )
+    e.engine.gather([])  # everybody has looked
+    if e.engine.writes and stored is None:
+        run.write(LEDGER, tied.sealed(ledger).encode())  # before the key: where there is a key, there is a ledger
+    if e.engine.writes and e.streams.secret and key is None:
+        run.write(KEY, tied.secret, PRIVATE)
     return ledger

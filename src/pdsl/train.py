@@ -27,6 +27,7 @@ from pdsl.graph import Graph
 from pdsl.models import Network
 from pdsl.parallel import Workers
 from pdsl.privacy import Ledger, Mechanism, Noise, Release, mechanisms
+from pdsl.privacy.bond import records_digest
 from pdsl.randomness import SecretStreams, Streams
 from pdsl.rogues import Rogues, Spoiled, drawn, flipped
 from pdsl.shapley import Validation
@@ -52,6 +53,7 @@ class Experiment:
     engine: Engine = field(repr=False)
     labels: Tensor = field(repr=False)  # [M, classes] how many records of each class each agent has
     rogues: Rogues
+    records: str = ""  # a digest of all that is learnt from, everybody's; nothing without noise
 
     @property
     def sigma(self) -> list[float]:
@@ -148,9 +150,10 @@ def prepare(
     rogues = drawn(config.rogue, agents, streams)
     owner = engine(graph)
     labels = label_counts(parts, data.y, data.classes)
+    records = "" if agreed is None else records_digest(data.x, data.y, *parts, *validation)
     data, parts = _held(data, parts, owner.agents)
     return Experiment(
-        config, data, graph, network, parts, batches, validation, test, agreed, streams, owner, labels, rogues
+        config, data, graph, network, parts, batches, validation, test, agreed, streams, owner, labels, rogues, records
     )
 
 

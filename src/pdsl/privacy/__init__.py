@@ -1,8 +1,8 @@
 """Privacy: what leaves an agent, and what it costs.
 
 Read `mechanism` (noise, sensitivity) first, then `accounting` (from what is released to ε), `calibration` (from a
-budget to σ), `ledger` (what has been spent), `statement` (the same in words), `audit` and `canaries` (can it be
-broken?), `calculator` (planning), `theorem1` (the paper's own bound).
+budget to σ), `ledger` (what has been spent), `bond` (what ties a ledger to its run), `statement` (the same in words),
+`audit` and `canaries` (can it be broken?), `calculator` (planning), `theorem1` (the paper's own bound).
 """
 
 from pdsl.privacy.accounting import Mechanism, epsilon

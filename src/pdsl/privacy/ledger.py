@@ -6,9 +6,10 @@ run again after a crash sends the same bytes; charging it with other noise is re
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Self
 
 from pdsl.errors import PdslError
@@ -62,10 +63,13 @@ class Ledger:
     def epsilon_per_agent(self) -> list[float]:
         return [epsilon(_spent(account), self.delta) for account in self.accounts]
 
-    def to_json(self, costs: bool = False) -> str:
-        """What was sent; with `costs` also the ε of each agent, and of each edge if nothing else had been sent."""
+    def to_json(self, costs: bool = False, besides: Mapping[str, Any] = MappingProxyType({})) -> str:
+        """What was sent; with `costs` also the ε of each agent, and of each edge if nothing else had been sent.
+
+        What is to stand in the file `besides` is not read back by `from_json`.
+        """
         agents = [self._as_dict(i, costs) for i in range(len(self.accounts))]
-        return json.dumps({"delta": self.delta, "budget": self.budget, "agents": agents}, indent=1)
+        return json.dumps({"delta": self.delta, "budget": self.budget, **besides, "agents": agents}, indent=1)
 
     def _as_dict(self, agent: int, costs: bool) -> dict[str, Any]:
         account, peers = self.accounts[agent], self.peers[agent]
@@ -98,8 +102,12 @@ class Ledger:
             stored = json.loads(text)
             agents = stored["agents"]
             accounts = tuple(tuple(_entry(e) for e in agent["entries"]) for agent in agents)
-            peers = tuple(tuple(edge["to"] for edge in agent["edges"]) for agent in agents)
-            return cls(stored["delta"], stored["budget"], peers, accounts)
+            peers = tuple(tuple(int(edge["to"]) for edge in agent["edges"]) for agent in agents)
+            budget = stored["budget"]
+            ledger = cls(float(stored["delta"]), None if budget is None else float(budget), peers, accounts)
+            if not all(accounts) and any(accounts):
+                raise ValueError("an agent's account is empty")
+            return ledger
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
             raise PdslError(
                 f"{where}: the ledger is damaged ({e}), so what was spent is not known; the run cannot go on"
