@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,6 +12,9 @@ from rich.live import Live
 from rich.table import Table
 
 from pdsl.errors import PdslError
+
+if TYPE_CHECKING:
+    from pdsl.peer.plan import Plan
 
 app = typer.Typer(help="Train with other organisations, each on its own machine with its own data.")
 
@@ -27,15 +30,13 @@ def init(
     folder: Folder,
     name: Annotated[str | None, typer.Option(help="Short name: a-z, 0-9 and '-'.")] = None,
     address: Annotated[str | None, typer.Option(help="host:port at which the neighbours reach you.")] = None,
-    renew: Annotated[bool, typer.Option(help="A new key and certificate for a folder that has one.")] = False,
+    renew: Annotated[bool, typer.Option(help="A new key and certificate; the old ones may be lost.")] = False,
 ) -> None:
     """Make a folder with a key, a certificate and a card to send to who writes the plan."""
     from pdsl.peer.identity import CARD, Identity
 
     if renew:
-        if name is not None or address is not None:
-            raise PdslError("--renew keeps name and address; leave them out")
-        made = Identity.load(folder).renewed()
+        made = Identity.renew(folder, name, address)
         print(f"new certificate {made.card.fingerprint}; send {folder / CARD} to your neighbours, who pin it")
         return
     if name is None or address is None:
@@ -72,6 +73,7 @@ def invite(
     plan = compose(
         [Card.read(card) for card in cards], config, assignments, public_task(public, records, classes), conduct
     )
+    _check_noise(plan)
     write_whole(out, plan.to_toml().encode())
     print(f"{out}: send it and {public.name} to the {len(plan.members)} members\nhash {spoken(plan.hash)}")
 
@@ -84,6 +86,7 @@ def join(folder: Folder, plan: Annotated[Path, typer.Argument(help="The plan you
     from pdsl.peer.plan import Plan, spoken
 
     own, read = Identity.load(folder), Plan.read(plan)
+    _check_noise(read)
     neighbours = join_plan(own, read)
     config = read.config
     print(f"{own.card.name} is agent {read.agent(own.card.name)} of {len(read.members)}: {read.graph.describe()}")
@@ -115,14 +118,15 @@ def pin(
         read = Card.read(card)
         if read.name not in neighbours:
             raise PdslError(f"{read.name} is no neighbour of {own.card.name} in this plan; nothing was pinned")
-        pins.add(read)
+        if pins.add(read):
+            print(f"{read.name}: its pin file was damaged; it now has this certificate and no other")
         print(f"{read.name}: {read.fingerprint} is accepted when 'pdsl peer run' is started again")
     if revoke is not None:
         gone = pins.revoke(revoke)
         print(f"{gone.name}: {gone.fingerprint} is refused from now on")
     if card is None and revoke is None:
-        for name in neighbours:
-            pinned = [fingerprint(pem) for pem in pins.of(name)]
+        listed = {name: [fingerprint(pem) for pem in pins.of(name)] for name in neighbours}
+        for name, pinned in listed.items():
             print(f"{name}: {', '.join(pinned) or 'no pin'}")
 
 
@@ -227,6 +231,24 @@ def demo(
         table.add_row(peer["name"], f"{peer['accuracy']:.4f}", f"{peer['epsilon']:.4g}", f"{peer['rounds']}", sent)
     _console().print(table)
     print(f"{result['seconds']:.0f} s; each organisation's model, ledger and page are in {folder}/<name>/run")
+
+
+def _check_noise(plan: "Plan") -> None:
+    """Refuse a plan that nobody could run: no noise meets its target, or its budget pays for no round.
+
+    It takes a second or two, so that it is done once, and not whenever a plan is read.
+    """
+    from pdsl.peer.task import agreed_mechanisms
+    from pdsl.privacy import epsilon
+
+    privacy = plan.config.privacy
+    assert privacy.budget is not None  # a plan has one
+    for mechanism in set(agreed_mechanisms(plan)):
+        if (spent := epsilon(((mechanism, 1),), privacy.delta)) > privacy.budget:
+            raise PdslError(
+                f"plan: one round spends ε = {spent:.3g}, more than privacy.target_epsilon={privacy.budget:g};"
+                " ask for more noise, or for a larger target"
+            )
 
 
 def _console() -> Console:

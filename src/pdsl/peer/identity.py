@@ -130,23 +130,37 @@ class Identity:
     @classmethod
     def create(cls, folder: Path, name: str, address: str) -> "Identity":
         """A new key and certificate in a folder that nobody else can look into. Refuses a folder that has a key."""
-        check_name(name, "--name")
-        check_address(address, "--address")
         if (folder / KEY).exists():
             raise PdslError(f"{folder} has a key already; give another folder, or renew it with --renew")
+        return cls._made(folder, name, address)
+
+    @classmethod
+    def renew(cls, folder: Path, name: str | None = None, address: str | None = None) -> "Identity":
+        """A new key and certificate in the place of the old ones, be they lost, damaged or known to others.
+
+        Name and address stay as the card has them; they are to be given only where it cannot be read.
+        """
+        _check_closed(folder)
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.chmod(0o700)
+            card = Card.read(folder / CARD)
+        except PdslError as e:
+            if name is None or address is None:
+                raise PdslError(
+                    f"{folder / CARD} is missing or damaged, so name and address are not known; say them:"
+                    f" pdsl peer init {folder} --renew --name NAME --address HOST:PORT"
+                ) from e
             return cls._made(folder, name, address)
-        except OSError as e:
-            raise PdslError(f"cannot write to {folder}: {e.strerror}; give another folder") from e
+        if name is not None or address is not None:
+            raise PdslError("--renew keeps name and address; leave them out")
+        return cls._made(folder, card.name, card.address)
 
     def renewed(self) -> "Identity":
-        """A new key and certificate in the place of the old ones, with the same name and address."""
-        return self._made(self.folder, self.card.name, self.card.address)
+        return self.renew(self.folder)
 
     @classmethod
     def _made(cls, folder: Path, name: str, address: str) -> "Identity":
+        check_name(name, "--name")
+        check_address(address, "--address")
         key = ec.generate_private_key(ec.SECP256R1())
         serial = x509.random_serial_number()
         # With the number in it, a name has one certificate: TLS looks for an anchor by its name, and two may be pinned.
@@ -163,25 +177,38 @@ class Identity:
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
         card = Card(name, address, certificate.public_bytes(serialization.Encoding.PEM).decode())
-        write_whole(folder / KEY, pem, PRIVATE)
-        write_whole(folder / CERTIFICATE, card.certificate.encode())
-        write_whole(folder / CARD, card.to_toml().encode())
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.chmod(0o700)
+            write_whole(folder / CERTIFICATE, card.certificate.encode())
+            write_whole(folder / CARD, card.to_toml().encode())
+            write_whole(folder / KEY, pem, PRIVATE)  # last: a new folder that has it has the rest
+        except OSError as e:
+            raise PdslError(f"cannot write to {folder}: {e.strerror}; mend it, or give another folder") from e
         return cls(folder, card, pem)
 
     @classmethod
     def load(cls, folder: Path) -> "Identity":
         """The organisation of this folder. Refuses a folder or key that others can read, or a key of another card."""
-        if not folder.is_dir():
-            raise PdslError(f"there is no folder {folder}; 'pdsl peer init {folder}' makes one")
-        mode = folder.stat().st_mode & 0o777
-        if mode & 0o077:
-            raise PdslError(f"{folder} is open to others (mode {mode:04o}); chmod 700 {folder}")
-        key = read_private(folder / KEY)
-        card = Card.read(folder / CARD)
+        _check_closed(folder)
+        advice = f"restore it from a copy, or make a new one: pdsl peer init {folder} --renew"
+        try:
+            card = Card.read(folder / CARD)
+        except PdslError as e:
+            raise PdslError(f"{folder / CARD} is missing or damaged; {advice} --name NAME --address HOST:PORT") from e
+        key = read_private(folder / KEY, advice)
         try:
             public = serialization.load_pem_private_key(key, None).public_key()
-        except (ValueError, TypeError) as e:
-            raise PdslError(f"{folder / KEY} is damaged; restore it, or renew it with 'pdsl peer init --renew'") from e
+        except (ValueError, TypeError, UnsupportedAlgorithm) as e:
+            raise PdslError(f"{folder / KEY} is damaged; {advice}") from e
         if public != x509.load_pem_x509_certificate(card.certificate.encode()).public_key():
-            raise PdslError(f"{folder / KEY} and {folder / CARD} do not belong together; 'pdsl peer init --renew'")
+            raise PdslError(f"{folder / KEY} and {folder / CARD} do not belong together; {advice}")
         return cls(folder, card, key)
+
+
+def _check_closed(folder: Path) -> None:
+    if not folder.is_dir():
+        raise PdslError(f"there is no folder {folder}; 'pdsl peer init {folder}' makes one")
+    mode = folder.stat().st_mode & 0o777
+    if mode & 0o077:
+        raise PdslError(f"{folder} is open to others (mode {mode:04o}); chmod 700 {folder}")

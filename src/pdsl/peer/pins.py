@@ -4,6 +4,7 @@ A neighbour has one pin, or two while it changes its key. There is a file per ne
 certificate out of it revokes it, at once. Nothing else, no authority and no name, makes a certificate good.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +19,15 @@ from pdsl.peer.identity import Card, canonical, fingerprint
 MOST = 2  # the one in use, and the next one
 
 
+class DamagedPinsError(PdslError):
+    """A pin file cannot be used, so that nobody is accepted by it."""
+
+    def __init__(self, file: Path, why: str):
+        super().__init__(
+            f"{file}: {why}; pin the neighbour's card in its place: pdsl peer pin {file.parent.parent} CARD"
+        )
+
+
 @dataclass(frozen=True)
 class Pins:
     folder: Path  # pins/
@@ -26,36 +36,42 @@ class Pins:
         """The pinned certificates of a neighbour, as PEM; none if it was revoked."""
         file = self._file(name)
         try:
-            return list(_parsed(file.read_bytes(), name, str(file)))
+            return list(_parsed(file.read_bytes(), name, file))
         except FileNotFoundError:
             return []
         except OSError as e:
-            raise PdslError(f"{file}: {e.strerror}; join the plan again, or pin the neighbour's card") from e
+            raise DamagedPinsError(file, e.strerror or "cannot be read") from e
 
-    def add(self, card: Card) -> None:
-        """Accept this certificate too. The oldest of two must be removed first: nobody is dropped silently."""
-        pems = self.of(card.name)
+    def add(self, card: Card) -> bool:
+        """Accept this certificate too. The oldest of two must be removed first: nobody is dropped silently.
+
+        A damaged file is replaced by this certificate alone. Returns whether it was.
+        """
+        try:
+            pems = self.of(card.name)
+        except DamagedPinsError:
+            self._write(card.name, [card.certificate])
+            return True
         if card.certificate in pems:
-            return
+            return False
         if len(pems) == MOST:
             raise PdslError(
                 f"{card.name} has {MOST} pins already; remove one first: pdsl peer pin FOLDER --revoke"
                 f" {fingerprint(pems[0])[:16]}"
             )
         self._write(card.name, [*pems, card.certificate])
+        return False
 
     def revoke(self, start: str) -> Card:
         """Remove the pin whose fingerprint begins so. Returns whose it was (its address is not known here)."""
-        found = [
-            (file.stem, pem)
-            for file in sorted(self.folder.glob("*.pem"))
-            for pem in self.of(file.stem)
-            if fingerprint(pem).startswith(start)
-        ]
+        found: list[tuple[str, str]] = []
+        for file in sorted(self.folder.glob("*.pem")):
+            with suppress(DamagedPinsError):  # which accepts nobody, and must not keep others from being revoked
+                found += [(file.stem, pem) for pem in self.of(file.stem) if fingerprint(pem).startswith(start)]
         if len(found) != 1 or len(start) < 8:
             raise PdslError(
                 f"{len(found)} pins begin with {start!r}; give at least 8 digits of one fingerprint,"
-                " as 'pdsl peer status' shows them"
+                f" as 'pdsl peer pin {self.folder.parent}' shows them"
             )
         ((name, pem),) = found
         self._write(name, [other for other in self.of(name) if other != pem])
@@ -70,15 +86,16 @@ class Pins:
 
 
 @lru_cache(maxsize=1024)
-def _parsed(content: bytes, name: str, where: str) -> tuple[str, ...]:
+def _parsed(content: bytes, name: str, file: Path) -> tuple[str, ...]:
     """The certificates of a pin file; a server asks for them at every call."""
     if not content.strip():
         return ()
     try:
         certificates = x509.load_pem_x509_certificates(content)
-    except (ValueError, x509.InvalidVersion) as e:
-        raise PdslError(f"{where} is damaged; join the plan again, or pin the neighbour's card") from e
-    if len(certificates) > MOST:
-        raise PdslError(f"{where} has {len(certificates)} certificates; leave at most {MOST}")
-    pems = (certificate.public_bytes(serialization.Encoding.PEM).decode() for certificate in certificates)
-    return tuple(canonical(pem, name, where) for pem in pems)
+        pems = (certificate.public_bytes(serialization.Encoding.PEM).decode() for certificate in certificates)
+        parsed = tuple(canonical(pem, name, str(file)) for pem in pems)
+    except (ValueError, x509.InvalidVersion, PdslError) as e:
+        raise DamagedPinsError(file, f"damaged, or not {name}'s") from e
+    if len(parsed) > MOST:
+        raise DamagedPinsError(file, f"{len(parsed)} certificates, of at most {MOST}")
+    return parsed

@@ -34,7 +34,7 @@ LOCAL = ("data", "partition", "engine")  # sections that are each organisation's
 class Task(Section):
     """What is public about the data."""
 
-    records: float = Field(gt=0, description="records of an average organisation: decides the sampling rate")
+    records: float = Field(ge=1, description="records of an average organisation: decides the sampling rate")
     shape: tuple[int, ...] = Field(min_length=1, max_length=8, description="of a record")
     classes: int = Field(ge=2, le=1_000_000)
     public: str = Field(pattern="^[0-9a-f]{64}$", description="SHA-256 of public.npz: Q and the test set")
@@ -176,6 +176,10 @@ def _check(plan: Plan) -> None:
         raise PdslError(
             "plan: between organisations noise is always on and secret; privacy.mode=sound, randomness=system"
         )
+    if 0 in (config.privacy.sigma, config.privacy.noise_multiplier):
+        raise PdslError("plan: privacy.sigma=0 or noise_multiplier=0 is no noise; leave it out, and σ is found")
+    if config.privacy.budget is None:
+        raise PdslError("plan: there is no budget at which a member would stop; set one, privacy.target_epsilon=4")
     if config.batch.sampler != "poisson":
         raise PdslError("plan: batch.sampler=fixed would tell how many records each member has; choose poisson")
     if config.rogue != RogueSettings():

@@ -7,17 +7,48 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from rich.table import Table
 
+from pdsl.errors import PdslError
 from pdsl.peer.events import Events
 from pdsl.peer.join import RUN
 from pdsl.peer.plan import Plan
 from pdsl.peer.transport import Transport
 from pdsl.runs import Row, RunDirectory
+from pdsl.settings import Section
 
 STATUS = "status.json"
 EVERY = 1.0  # seconds
 STALE = 5.0  # seconds after which nobody is writing any more
+
+
+class Neighbour(Section):
+    """How one is doing, as its neighbour has heard it."""
+
+    name: str
+    state: str
+    in_round: bool
+    round: int
+    heard_seconds_ago: float
+
+
+class Status(Section):
+    """What the file says, to check one that is read."""
+
+    time: float
+    pid: int
+    running: bool
+    name: str
+    plan: str
+    round: int
+    rounds: int
+    doing: str
+    accuracy: float | None
+    epsilon: float | None
+    budget: float
+    refused: int
+    neighbours: list[Neighbour]
 
 
 class Reporter:
@@ -78,11 +109,17 @@ class Reporter:
 
 def read_status(folder: Path) -> dict[str, Any] | None:
     """What the peer of this folder wrote last; None if it never ran. `running` is false if it writes no more."""
+    path = folder / RUN / STATUS
     try:
-        status: dict[str, Any] = json.loads((folder / RUN / STATUS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        status = Status.model_validate_json(path.read_bytes()).model_dump()
+    except FileNotFoundError:
         return None
-    status["running"] = bool(status["running"]) and time.time() - status["time"] < STALE
+    except (OSError, ValidationError) as e:
+        raise PdslError(
+            f"{path} is damaged; a peer that runs writes it again in a second, of one that has ended"
+            f" {path.with_name('summary.json')} has more"
+        ) from e
+    status["running"] = status["running"] and time.time() - status["time"] < STALE
     return status
 
 
