@@ -120,7 +120,7 @@ def targets(folder: Path) -> dict[str, Target]:
         "pin": (members[0].card.certificate.encode(), by_file("ann.pem", lambda path: pins.of("ann"))),
         "account": (account.to_json(["a", "b"]).encode(), lambda content: account.read(content, "ledger")),
         "ledger": (ledger.to_json().encode(), lambda c: Ledger.from_json(c.decode(errors="replace"), "ledger")),
-        "log": (b'[1, 0, 0, 1, "ab"]\n[1, 0, 0, 2, "cd"]\n', by_file("sent.log", sent)),
+        "log": (b'[1]\n[1, 0, 0, 1, "ab"]\n[1, 0, 0, 2, "cd"]\n', by_file("sent.log", sent)),
         "checkpoint": (state, by_file("checkpoints/round-000001.safetensors", checkpoint)),
         "config": (Config().to_toml().encode(), by_file("config.toml", load)),
         "data": (npz(x=numbers, y=np.arange(3)), by_file("data.npz", load_records)),

@@ -117,8 +117,9 @@ def sent_equals_charged(site: Site) -> bool:
     made: dict[tuple[int, int], set[int]] = {}
     for log in (site.folder / "run").glob("sent-*.log"):
         for line in log.read_text().splitlines():
-            t, _, _, peer, _ = json.loads(line)
-            made.setdefault((t, int(log.stem.partition("-")[2])), set()).add(peer)
+            t, *vector = json.loads(line)
+            if vector:  # else a round begins
+                made.setdefault((t, int(log.stem.partition("-")[2])), set()).add(vector[2])
     me = json.loads((site.folder / "run" / "setup.json").read_text())["agent"]
     run = {row["round"] for row in site.rows if "absent" not in row}
     return all(made.get(key, set()) - {me} <= charged.get(key, set()) for key in {*made, *charged}) and all(

@@ -76,7 +76,7 @@ def peer(folder: str, d: int, rounds: int, secure: bool, durable: bool, times: A
         start, worked = time.monotonic(), time.process_time()
         present = transport.roll_call(t).present
         if durable:
-            account = account.charged(t, 1, present)
+            account = account.charged(t, 1, present, log.begin(t))
             run.write("ledger.json", account.to_json([card.name for card in plan.members]).encode())
             log.record({(t, 0, 0, j): "0" * 64 for j in range(3)})
         for phase in range(PHASES):

@@ -143,7 +143,7 @@ def test_an_account_charges_each_neighbour_its_own_noise() -> None:
     assert account.of(frozenset()).sigmas == pytest.approx([0.025])
     spent = account.charged(1, 1, frozenset({4}))
     assert account.read(spent.to_json(list("abcde")).encode(), "here") == spent
-    with refused("damaged"):
+    with refused("not this organisation's"):
         Account(1e-5, 8.0, mechanism, ALGORITHMS["pdsl"](), 100, 1, (0, 1), {}).read(
             spent.to_json(list("abcde")).encode(), "here"
         )

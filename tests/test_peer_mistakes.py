@@ -190,7 +190,8 @@ def test_what_was_revoked_does_not_come_back_with_a_damaged_pin_file(three: list
     ada, ben, _ = three
     new = ben.renewed()
     (ada.folder / "pins" / "ben.pem").write_text("garbage")
-    join(ada, joined(ada))
+    with refused("ada/pins/ben.pem", "pdsl peer pin ada CARD"):
+        join(ada, joined(ada))
     pdsl("peer", "pin", "ada").refused("ada/pins/ben.pem")
     assert pdsl("peer", "pin", "ada", "ben/card.toml").code == 0
     assert Pins(ada.folder / "pins").of("ben") == [new.card.certificate]

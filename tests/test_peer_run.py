@@ -189,7 +189,7 @@ def test_a_lost_log_is_charged_again_under_a_new_incarnation(three: list[Identit
     assert summary["incarnation"] == 2
     assert [charge[1] for charge in ledger["charges"] if charge[0] <= 3][:3] == [1, 1, 1]
     assert {(t, n) for t, n, _ in ledger["charges"]} >= {(1, 1), (2, 1), (3, 1)}
-    again = [json.loads(line)[0] for line in (folder / "sent-2.log").read_text().splitlines()]
+    again = [t for t, *vector in map(json.loads, (folder / "sent-2.log").read_text().splitlines()) if vector]
     charged = [t for t, n, _ in ledger["charges"] if n == 2]
     assert sorted(set(again)) == charged and charged
     assert summary["epsilon"] <= summary["budget"]
@@ -222,3 +222,46 @@ def test_what_is_missing_or_wrong_in_a_folder_is_said_before_anything_is_written
     with refused("chmod 600"):
         Identity.load(member.folder)
     loop.close()
+
+
+def test_a_folder_is_for_the_plan_that_was_begun_in_it(tmp_path: Path, loop: Loop) -> None:
+    members = organisations(tmp_path, 3)
+    _, task = with_data(members)
+    plan = agreed(members, task, QUICK)
+    looser = agreed(members, task, QUICK, rounds=6, privacy={"target_epsilon": 50.0, "max_grad_norm": 100.0})
+    all_joined(members, looser)
+    with refused("cannot listen"):
+        run(members[0], loop, listen="192.0.2.1:1")  # came to nothing, so that another plan can still be joined
+    all_joined(members, plan)
+    spent = [summary["epsilon"] for summary in everybody(members, loop)]
+    assert max(spent) <= 8
+
+    own = members[0]
+    with refused("has begun another plan"):
+        join(own, looser)
+    (own.folder / "plan.toml").unlink()
+    with refused("has begun another plan"):
+        join(own, looser)
+    (own.folder / "plan.toml").write_text(looser.to_toml())
+    with refused("has begun another plan"):
+        run(own, loop)
+    (own.folder / "begun").unlink()
+    with refused("ledger.json", "another plan"):
+        run(own, loop)
+    join(own, plan)
+    assert run(own, loop)["epsilon"] == spent[0]
+    renewed = own.renewed()
+    (own.folder / "plan.toml").unlink()
+    join(renewed, plan)  # the same one again, with the key of today
+    assert run(renewed, loop)["epsilon"] == spent[0]
+
+    shutil.rmtree(own.folder / "run")
+    with refused("ledger.json is missing", "what was spent is not known"):
+        run(renewed, loop)
+    assert not (own.folder / "run").exists()
+
+
+def test_a_device_that_is_not_there_leaves_nothing_behind(three: list[Identity], loop: Loop) -> None:
+    with refused("engine.device=nowhere"):
+        run(three[0], loop, engine=EngineSettings(device="nowhere"))
+    assert not (three[0].folder / "run").exists()

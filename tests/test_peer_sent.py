@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from pdsl.errors import PdslError
 from pdsl.parallel import Workers
 from pdsl.peer.account import Account
 from pdsl.peer.events import Events
-from pdsl.peer.secrets import incarnate, key_file, log_file
+from pdsl.peer.secrets import check_account, incarnate, key_file, log_file
 from pdsl.peer.sent import ConflictError, DamagedError, LoggedNoise, SentLog
 from pdsl.privacy import Mechanism, Noise, epsilon
 from pdsl.randomness import SecretStreams
@@ -107,20 +108,59 @@ def test_a_lost_log_or_key_is_a_new_incarnation_and_what_it_sends_is_charged_aga
     assert [event["number"] for event in events.read()] == [2, 3]
 
 
-def test_a_log_that_went_back_in_time_is_lost_and_a_ledger_that_did_is_refused(tmp_path: Path) -> None:
-    events = Events(tmp_path / "events")
+BOTH = frozenset({1, 2})
+
+
+def three_rounds(run: Path) -> Account:
+    """Charged and sent; the log is closed again."""
     spent = account()
-    log = incarnate(tmp_path, spent, events).log
+    log = incarnate(run, spent, Events(run / "events")).log
     for t in (1, 2, 3):
-        spent = spent.charged(t, 1, frozenset({1, 2}))
+        spent = spent.charged(t, 1, BOTH, log.begin(t))
         noisy(log, torch.ones(3, 4), t)
     log.close()
-    content = log_file(tmp_path, 1).read_bytes()
-    older = account().charged(1, 1, frozenset({1, 2}))
-    with refused("does not account for round 3"):
-        incarnate(tmp_path, older, events)
-    log_file(tmp_path, 1).write_bytes(b"".join(content.splitlines(keepends=True)[:3]))  # of round 1 alone
-    assert incarnate(tmp_path, spent, events).number == 2
+    return spent
+
+
+@pytest.mark.parametrize("kept", [[0, 1, 2, 3], list(range(8)), [*range(6), *range(7, 12)], []])
+def test_a_log_that_lacks_something_is_lost(tmp_path: Path, kept: list[int]) -> None:
+    """Round 1 alone; all but the last round; one line in the middle missing; nothing."""
+    spent = three_rounds(tmp_path)
+    file = log_file(tmp_path, 1)
+    lines = file.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 12  # each round begins, and has three vectors
+    assert incarnate(tmp_path, spent, Events(tmp_path / "events")).number == 1
+    file.write_bytes(b"".join(lines[n] for n in kept))
+    assert incarnate(tmp_path, spent, Events(tmp_path / "events")).number == 2
+
+
+def test_a_round_cut_between_its_charge_and_its_noise_is_run_again(tmp_path: Path) -> None:
+    spent = three_rounds(tmp_path)
+    events = Events(tmp_path / "events")
+    log = incarnate(tmp_path, spent, events).log
+    spent = spent.charged(4, 1, BOTH, log.begin(4))
+    log.close()
+    again = incarnate(tmp_path, spent, events)
+    assert again.number == 1
+    assert again.log.begin(4) == spent.mark  # nothing is written twice
+    noisy(again.log, torch.ones(3, 4), 4)
+    again.log.close()
+    assert incarnate(tmp_path, spent, events).number == 1
+
+
+def test_a_ledger_that_went_back_in_time_is_refused(tmp_path: Path) -> None:
+    spent = three_rounds(tmp_path)
+    check_account(tmp_path, spent, [{"round": t} for t in (1, 2, 3)])
+    older = account().charged(1, 1, BOTH)
+    with refused("does not account for all of round 2", "sent-1.log"):
+        check_account(tmp_path, older, [])
+    with refused("does not account for all of round 1", "sent-1.log"):  # nobody was there, it says
+        check_account(tmp_path, replace(spent, charges=dict.fromkeys(spent.charges, frozenset())), [])
+    with refused("does not account for all of round 1", "sent-1.log"):  # an incarnation is forgotten
+        check_account(tmp_path, replace(spent, charges={(3, 2): BOTH}), [])
+    log_file(tmp_path, 1).unlink()
+    with refused("does not account for all of round 3", "rows.jsonl"):
+        check_account(tmp_path, older, [{"round": 1}, {"round": 2, "absent": True}, {"round": 3}])
 
 
 def test_an_account_charges_for_who_was_there_and_never_for_less() -> None:
@@ -154,6 +194,25 @@ def test_an_account_survives_its_file() -> None:
     text = spent.to_json(["a", "b", "c"])
     assert account().read(text.encode(), "ledger") == spent
     assert '"messages": {"a": 3, "b": 1, "c": 3}' in text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"me": 1},
+        {"plan": "another"},
+        {"budget": 50.0},
+        {"delta": 1e-6},
+        {"members": (0, 1)},
+        {"mechanism": replace(MECHANISM, sigma=0.5)},
+        {"mechanism": replace(MECHANISM, rate=0.4)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_an_account_of_something_else_is_refused(change: dict[str, Any]) -> None:
+    spent = account().charged(1, 1, BOTH)
+    with refused("ledger"):
+        replace(account(), **change).read(spent.to_json(["a", "b", "c"]).encode(), "ledger")
 
 
 @settings(max_examples=60, deadline=None)

@@ -72,9 +72,7 @@ class RunDirectory:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as e:
-                raise PdslError(
-                    f"{self.path} is in use by another process; wait for it, or choose another --out"
-                ) from e
+                raise PdslError(f"{self.path} is in use by another process; wait until it has ended") from e
             yield
 
     def config(self) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def prepare(
     The records of agents that the engine does not own are let go of when everybody's part is known.
     A run that is taken up again brings its secret `key` and the noise `agreed` on when it started.
     """
-    _check_device(config.engine.device)
+    check_device(config.engine.device)
     if config.engine.exact and config.engine.device != "cpu":
         raise PdslError(f"engine.exact is for engine.device=cpu (now {config.engine.device}); leave one of them out")
     streams = Streams(config.seed) if config.privacy.randomness == "seeded" else SecretStreams(config.seed, key)
@@ -175,7 +175,8 @@ def _releases(config: Config, graph: Graph) -> list[Release]:
     return [config.algorithm.releases_in(graph, i) for i in range(graph.agents)]
 
 
-def _check_device(name: str) -> None:
+def check_device(name: str) -> None:
+    """PdslError unless torch can compute there."""
     try:
         torch.ones(1, device=name).item()  # 'meta' can hold a number, but not tell it
     except (RuntimeError, AssertionError, ImportError) as e:

@@ -6,6 +6,7 @@ present, is charged for all of both times.
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -14,6 +15,7 @@ from typing import Any
 
 from pdsl.algorithms import Algorithm
 from pdsl.errors import PdslError
+from pdsl.peer.sent import Mark
 from pdsl.privacy import Ledger, Mechanism, epsilon
 from pdsl.privacy.ledger import Entry
 
@@ -32,10 +34,12 @@ class Account:
     me: int
     members: tuple[int, ...]  # of the neighbourhood, ascending, itself included
     charges: Charges
+    plan: str = ""  # its hash
+    mark: Mark = (0, "")  # of the last charge's log, when it was charged
 
-    def charged(self, t: int, incarnation: int, peers: frozenset[int]) -> "Account":
+    def charged(self, t: int, incarnation: int, peers: frozenset[int], mark: Mark = (0, "")) -> "Account":
         before = self.charges.get((t, incarnation), frozenset())
-        return replace(self, charges={**self.charges, (t, incarnation): before | peers})
+        return replace(self, charges={**self.charges, (t, incarnation): before | peers}, mark=mark)
 
     def of(self, peers: frozenset[int]) -> Mechanism:
         """What leaves in a round with these neighbours: the noise is the same whoever is there."""
@@ -76,6 +80,10 @@ class Account:
     def rounds_of(self, incarnation: int) -> list[int]:
         return sorted(t for t, of in self.charges if of == incarnation)
 
+    def mark_of(self, incarnation: int) -> Mark:
+        """What the log of an incarnation must begin with; of those before the last one nothing is asked."""
+        return self.mark if self.charges and incarnation == self.incarnation else (0, "")
+
     def as_ledger(self) -> Ledger:
         """The same as a run's ledger of one agent, for summaries and statements."""
         entries = tuple(Entry(t, t, self.of(peers)) for (t, _), peers in sorted(self.charges.items()))
@@ -91,24 +99,45 @@ class Account:
         return json.dumps(
             {
                 "name": names[self.me],
+                "agent": self.me,
+                "plan": self.plan,
                 "delta": self.delta,
                 "budget": self.budget,
                 "mechanism": asdict(self.mechanism),
                 "charges": [
                     [t, incarnation, sorted(peers)] for (t, incarnation), peers in sorted(self.charges.items())
                 ],
+                "mark": self.mark,
                 "messages": {names[j]: count for j, count in sorted(sent.items())},
             }
         )
 
     def read(self, content: bytes, where: str) -> "Account":
-        """The account as it was written, with the noise that it was written with; PdslError if it is damaged."""
+        """The account as it was written, with the noise that it was written with.
+
+        PdslError if it is damaged, or of another organisation, plan or noise than this one.
+        """
         try:
             stored: dict[str, Any] = json.loads(content)
             mechanism = Mechanism(**stored["mechanism"])
-            if len(mechanism.stretch) not in (0, len(self.members)):
-                raise ValueError("noise for others than the members")
             charges = {(int(t), int(n)): frozenset(int(j) for j in peers) for t, n, peers in stored["charges"]}
+            size, digest = stored["mark"]
+            mark = int(size), str(digest)
+            said = (stored["plan"], stored["agent"], stored["delta"], stored["budget"])
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
             raise PdslError(f"{where} is damaged, so what was spent is not known; restore it from a copy") from e
-        return replace(self, mechanism=mechanism, charges=charges)
+        if said[0] != self.plan:
+            raise PdslError(f"{where} is of another plan; make a new folder with 'pdsl peer init' for this one")
+        strangers = frozenset().union(*charges.values()) - set(self.members)
+        if said[1:] != (self.me, self.delta, self.budget) or strangers or not _alike(mechanism, self.mechanism):
+            raise PdslError(f"{where} is not this organisation's in this plan, or was changed; restore it from a copy")
+        return replace(self, mechanism=mechanism, charges=charges, mark=mark)
+
+
+def _alike(stored: Mechanism, planned: Mechanism) -> bool:
+    """The same release, with the same noise but for how another version of a library rounds it."""
+    if len(stored.stretch) != len(planned.stretch):
+        return False
+    numbers = zip((stored.sigma, *stored.stretch), (planned.sigma, *planned.stretch), strict=True)
+    same = replace(stored, sigma=planned.sigma, stretch=planned.stretch) == planned
+    return same and all(math.isclose(a, b, rel_tol=1e-6) for a, b in numbers)

@@ -20,12 +20,12 @@ from pdsl.peer.account import Account
 from pdsl.peer.engine import Peer, longest_honest
 from pdsl.peer.events import Events
 from pdsl.peer.identity import Identity
-from pdsl.peer.join import RUN, joined
+from pdsl.peer.join import BEGUN, RUN, begin_plan, begun_plan, joined
 from pdsl.peer.outcome import finish
 from pdsl.peer.overheard import Overheard
 from pdsl.peer.plan import Plan
 from pdsl.peer.roll import AloneError
-from pdsl.peer.secrets import Incarnation, incarnate
+from pdsl.peer.secrets import Incarnation, check_account, incarnate
 from pdsl.peer.sent import ConflictError, LoggedNoise
 from pdsl.peer.status import Reporter
 from pdsl.peer.task import agreed_mechanisms, check_folder, experiment, network
@@ -36,6 +36,7 @@ from pdsl.train import (
     Apparatus,
     advanced,
     apparatus,
+    check_device,
     evaluate,
     finite,
     first_state,
@@ -63,7 +64,8 @@ def run(
     """
     plan = joined(own)
     plan = replace(plan, config=plan.config.model_copy(update={"engine": engine}))
-    check_folder(own, plan)  # a mistake leaves nothing behind
+    check_device(engine.device)  # a mistake leaves nothing behind
+    check_folder(own, plan)
     try:
         directory = _opened(own, plan)
         with directory.lock():
@@ -78,7 +80,14 @@ def run(
 
 
 def _opened(own: Identity, plan: Plan) -> RunDirectory:
-    path = own.folder / RUN
+    path, begun = own.folder / RUN, begun_plan(own)
+    if begun not in (None, plan.hash):
+        raise PdslError(f"{own.folder} has begun another plan; make a new folder with 'pdsl peer init' for this one")
+    if begun is not None and not (path / LEDGER).exists():
+        raise PdslError(
+            f"{path / LEDGER} is missing, but {own.folder / BEGUN} says that this plan was begun: what was spent is not"
+            " known; restore it from a copy"
+        )
     if (path / "config.toml").exists():
         return RunDirectory.open(path)
     return RunDirectory.create(path, plan.config.to_toml(), {})
@@ -125,13 +134,29 @@ class _Run:
         released = agreed_mechanisms(self.plan)[self.me]
         config = self.plan.config
         members = tuple(self.plan.graph.neighbourhood(self.me).tolist())
-        new = Account(privacy.delta, privacy.budget, released, config.algorithm, config.rounds, self.me, members, {})
-        if (stored := self.directory.read(LEDGER)) is not None:
-            return new.read(stored, str(path / LEDGER))
-        if any(path.glob("secret-*.key")) or any(path.glob("checkpoint/*")):
+        new = Account(
+            privacy.delta,
+            privacy.budget,
+            released,
+            config.algorithm,
+            config.rounds,
+            self.me,
+            members,
+            {},
+            self.plan.hash,
+        )
+        stored = self.directory.read(LEDGER)
+        if stored is not None and _untouched(stored):
+            stored = None  # an earlier start came to nothing, maybe under another plan
+        elif stored is None and any(any(path.glob(trace)) for trace in ("secret-*.key", "sent-*.log", "checkpoint/*")):
             raise PdslError(f"{path / LEDGER} is missing, so what was spent is not known; restore it from a copy")
-        self.directory.write(LEDGER, new.to_json(self.names).encode())
-        return new
+        account = new if stored is None else new.read(stored, str(path / LEDGER))
+        check_account(path, account, self.directory.rows())
+        if account.charges:
+            begin_plan(self.own, self.plan)
+        if stored is None:
+            self.directory.write(LEDGER, new.to_json(self.names).encode())
+        return account
 
     def _progress(self, account: Account) -> Progress:
         """What is left of earlier processes: the newest whole checkpoint, and a row for each round up to it."""
@@ -187,7 +212,9 @@ class _Run:
             return self._missed(jump, "the others were ahead")
         if p.state is None:
             p.state = self._neighbour_average()
-        account = p.account.charged(p.t, self.incarnation.number, present)
+        begin_plan(self.own, self.plan)
+        mark = self.incarnation.log.begin(p.t)
+        account = p.account.charged(p.t, self.incarnation.number, present, mark)
         if not account.within_budget:
             self.stopped = f"round {p.t} would pass the budget of ε = {account.budget:g}"
             return None
@@ -276,6 +303,8 @@ class _Run:
 
     def _finish(self) -> dict[str, Any]:
         p = self.progress
+        if p.state is None and p.account.charges:
+            raise PdslError(f"no checkpoint in {self.directory.path} is whole, and the plan's rounds are over")
         if p.state is None or not p.rows:
             raise PdslError("not one round was run: the budget or the neighbours did not allow it")
         facts = {
@@ -292,3 +321,11 @@ class _Run:
 
 def _absent(t: int) -> Row:
     return {"round": t, "absent": True, "messages": 0, "bytes": 0}
+
+
+def _untouched(ledger: bytes) -> bool:
+    """Is it a ledger with nothing in it?"""
+    try:
+        return not json.loads(ledger)["charges"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False

@@ -5,6 +5,7 @@ them is lost, both are made anew under the next number, and what is sent from th
 """
 
 import secrets as system
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from pdsl.peer.events import Events
 from pdsl.peer.files import read_private
 from pdsl.peer.sent import DamagedError, SentLog
 from pdsl.randomness import KEY_BYTES
+from pdsl.runs import Row
 
 
 class Incarnation(NamedTuple):
@@ -45,25 +47,39 @@ def incarnate(run: Path, account: Account, events: Events) -> Incarnation:
 
 def _taken_up(run: Path, number: int, account: Account) -> Incarnation:
     key, log = key_file(run, number), log_file(run, number)
-    charged = account.rounds_of(number)
     if not key.exists():
         raise DamagedError(f"{key.name} is not there")
-    if not log.exists() and charged:
+    if not log.exists() and account.rounds_of(number):
         raise DamagedError(f"{log.name} is not there")
-    taken_up = SentLog(log)
-    sent = {t for t, *_ in taken_up.draws}
-    if beyond := sent - set(charged):
-        raise PdslError(
-            f"{run / 'ledger.json'} does not account for round {max(beyond)}, which {log.name} says was sent;"
-            " restore the newest ledger"
-        )
-    if missing := set(charged[:-1]) - sent:  # of the last one, nothing may have been made yet
-        taken_up.close()
-        raise DamagedError(f"{log.name} has nothing of round {min(missing)}, which was charged")
     content = read_private(key)
     if len(content) != KEY_BYTES:
         raise DamagedError(f"{key.name} is damaged")
-    return Incarnation(number, content, taken_up)
+    return Incarnation(number, content, SentLog(log, account.mark_of(number)))
+
+
+def check_account(run: Path, account: Account, rows: Iterable[Row]) -> None:
+    """PdslError unless all is charged that the logs say was sent, and the rows say was run."""
+    for t in (row["round"] for row in rows if "absent" not in row):
+        if t > account.rounds:
+            raise _forgetful(run, t, "rows.jsonl")
+    for log in sorted(run.glob("sent-*.log")):
+        number = int(log.stem.partition("-")[2]) if log.stem[5:].isdecimal() else 0
+        try:
+            taken_up = SentLog(log)
+        except DamagedError:
+            continue  # nothing is known of it
+        taken_up.close()
+        for t, _, _, peer in taken_up.draws:
+            charged = account.charges.get((t, number))
+            if charged is None or peer not in charged | {account.me}:
+                raise _forgetful(run, t, log.name)
+
+
+def _forgetful(run: Path, t: int, witness: str) -> PdslError:
+    return PdslError(
+        f"{run / 'ledger.json'} does not account for all of round {t}, which {witness} says was sent; restore the"
+        " newest ledger"
+    )
 
 
 def _new(run: Path, number: int) -> Incarnation:
