@@ -31,7 +31,7 @@ class Server:
         grpc = self._grpc
         pinned = [pem for name in self._names for pem in self._pins.of(name)]
         if not pinned:
-            raise PdslError("no neighbour is pinned; 'pdsl peer join' the plan first")
+            raise PdslError(f"no neighbour is pinned; accept one of them: pdsl peer pin {self._own.folder} CARD")
         self._server = tls.server(grpc, len(self._names))
         methods = {"Hello": self._hello, "Fetch": self._fetch}
         handlers = {name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()}
