@@ -12,6 +12,9 @@ import pytest
 from pdsl.report import write_report
 from pdsl.report.comparison import named, write_comparison
 from pdsl.report.reading import read_run
+from pdsl.reproduce import Plan, Task, collected
+from pdsl.reproduce.page import figure_page
+from pdsl.reproduce.paper import settings_of
 from tests.commands import PATIENCE, SMALL, rows_on_disk, settings, started, wait_for
 from tests.test_report import make_run, read_rows, write_rows
 
@@ -172,6 +175,52 @@ def test_runs_beside_each_other(browser: "sync_api.Browser", run: Path, tmp_path
         assert told[0] == "round 10"
         assert [line.rsplit(maxsplit=2)[0] for line in told[1:]] == ["a-ring", "the other run, whose name is long"]
         page.close()
+
+
+def test_on_a_narrow_screen_nothing_covers_another_and_names_stay(browser: "sync_api.Browser", tmp_path: Path) -> None:
+    made = [make_run(tmp_path / name, M=12, T=30, name=name) for name in ("one", "two")]
+    page = Tab(browser, 390).show(write_report(made[0]))
+    titles = page.locator("section:visible h2").all()
+    assert [title.inner_text() for title in titles] == ["Accuracy", "Loss", "Consensus distance", "Sent between agents"]
+    tops = [box["y"] for title in titles if (box := title.bounding_box())]
+    assert tops == sorted(set(tops))  # one below another, in this order
+    page.locator('[data-part="who-helps-whom"]').click()
+    names, cells, means = page.locator('svg[aria-label^="Shapley values"]').evaluate(
+        """svg => {
+          const boxes = (marks) => [...marks].map((mark) => mark.getBoundingClientRect());
+          const texts = [...svg.querySelectorAll(".end.small")], named = (text) => text.textContent.includes("←");
+          const cells = svg.querySelectorAll("[data-tip]");
+          return [boxes(texts.filter(named)), boxes(cells), boxes(texts.filter((text) => !named(text)))];
+        }"""
+    )
+    assert len(names) == len(means) == 36
+    assert max(box["right"] for box in names) <= min(box["left"] for box in cells)
+    assert max(box["right"] for box in cells) <= min(box["left"] for box in means)
+    page.close()
+    page = Tab(browser, 390).show(
+        write_comparison(named([(path, read_run(path)) for path in made]), tmp_path / "comparison.html")
+    )
+    name, wide = page.locator(".wide tbody th").first, page.locator(".wide").first
+    before = name.bounding_box()
+    wide.evaluate("table => { table.scrollLeft = 150; }")
+    assert wide.evaluate("table => table.scrollLeft") == 150
+    assert name.bounding_box() == before
+    page.close()
+
+
+def test_the_nine_panels_of_a_figure_lie_as_in_the_paper(browser: "sync_api.Browser", tmp_path: Path) -> None:
+    plan = Plan(Task(), ("fig3",), tuple(settings_of("fig3")), (0,), "pdsl reproduce fig3")
+    file = tmp_path / "fig3.html"
+    file.write_text(figure_page(collected("fig3", plan, tmp_path / "none", {})), encoding="utf-8")
+    for width, columns in ((1280, 3), (390, 1)):
+        tab = Tab(browser, width)
+        panels = tab.show(file).locator(".three section").all()
+        boxes = [box for panel in panels if (box := panel.bounding_box())]
+        assert len(boxes) == 9
+        assert len({box["x"] for box in boxes}) == columns
+        assert len({box["y"] for box in boxes}) == 9 // columns
+        assert tab.fits()
+        tab.page.close()
 
 
 def test_a_run_is_watched_while_it_goes_on(browser: "sync_api.Browser", tmp_path: Path) -> None:

@@ -14,9 +14,11 @@ import pytest
 from pdsl.errors import PdslError
 from pdsl.report import write_report
 from pdsl.report.curves import BOTTOM, LEFT, RIGHT, TOP
-from pdsl.report.numbers import chunks, duration, nice, plain, signed, size, ticks_between, ticks_to
+from pdsl.report.numbers import chunks, duration, epsilon, nice, plain, signed, size, ticks_between, ticks_to
+from pdsl.report.reading import read_run
+from pdsl.report.tables import summary_table
 
-LEARNING = ["Accuracy", "Consensus distance", "Loss", "Sent between agents"]  # down the left column, then the right
+LEARNING = ["Accuracy", "Loss", "Consensus distance", "Sent between agents"]
 HELPING = [
     "Who listens to whom",
     "What each agent holds",
@@ -34,7 +36,8 @@ def ring(M: int) -> list[list[float]]:
 
 def a_row(t: int, edges: int, valued: bool = True) -> Fields:
     row: Fields = {"round": t, "consensus": 0.4 / t, "bytes": 1500, "messages": 4}
-    row |= {"accuracy": 0.5 + t / 100, "accuracy_min": 0.4, "accuracy_max": 0.9, "accuracy_of_mean": 0.6 + t / 100}
+    accuracy = min(0.9, 0.5 + t / 100)
+    row |= {"accuracy": accuracy, "accuracy_min": 0.4, "accuracy_max": 1, "accuracy_of_mean": accuracy + 0.1}
     row |= {"loss": 2.0 / t, "loss_min": 1.5 / t, "loss_max": 3.0 / t}
     if valued:
         phi = [0.01 * (e % 5 - 2) * t for e in range(edges)]
@@ -165,6 +168,28 @@ def test_what_was_spent_of_the_budget(tmp_path: Path) -> None:
     assert "round 3 ε spent 1.5" in page.tips
 
 
+def test_no_epsilon_is_shown_below_what_was_spent(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    write_rows(run, [{**row, "epsilon": 7.99301} for row in read_rows(run)])
+    summary = json.loads((run / "summary.json").read_text())
+    summary |= {"epsilon": 7.99301, "delta": 1e-5, "adversaries": {"one intercepted message": 0.12341}}
+    (run / "summary.json").write_text(json.dumps(summary))
+    page = Page(run)
+    for said in ("with total ε = 7.994 of 8", "total ε of 8 7.994", "ε = 7.994, δ", "one intercepted message 0.1235"):
+        assert said in page.text
+    assert "round 3 ε spent 7.994 budget 8" in page.tips
+    table = summary_table(read_run(run))
+    assert "| total ε | 7.994 |" in table.markdown()
+    assert r"total $\varepsilon$ & 7.994 \\" in table.latex()
+    assert "total ε,7.99301" in table.csv()  # every digit
+
+
+@pytest.mark.parametrize("value", [8.0, 7.9961, 0.1, 1e-5, 0.0, 12.345678, 999.96, 1234.01, 99999.5, 3.2e11, 1 / 3])
+def test_an_epsilon_has_four_digits_and_is_rounded_up(value: float) -> None:
+    shown = float(epsilon(value).replace(",", ""))
+    assert value <= shown <= value * 1.001 + 1e-300
+
+
 def test_curves_say_and_draw_each_row(run: Path, page: Page) -> None:
     rows = read_rows(run)
     for row in rows:
@@ -205,7 +230,63 @@ def test_arrows_say_the_mean_share(tmp_path: Path) -> None:
     write_rows(run, rows)
     page = Page(run)
     assert {"0 ← 1: 30.0 %", "0 ← 3: 45.0 %", "2 ← 1: 33.3 %"} <= page.tips
-    assert "agent 0 8 records gives itself 25.0 %" in page.tips
+    assert "agent 0 8 records gives itself 25.0 % by class 0: 1, 2: 7" in page.tips
+
+
+ROGUES = [[0, "flipped"], [2, "noise"]]
+
+
+def change_setup(run: Path, **fields: object) -> None:
+    setup = json.loads((run / "setup.json").read_text())
+    (run / "setup.json").write_text(json.dumps(setup | fields))
+
+
+@pytest.mark.parametrize("M", [4, 15, 24, 60])
+def test_rogues_are_marked_wherever_agents_are_named(tmp_path: Path, M: int) -> None:
+    run = make_run(tmp_path / "run", M=M)
+    honest = Page(run)
+    assert "*" not in honest.text
+    assert "rogue" not in honest.text
+    change_setup(run, rogues=ROGUES)
+    page = Page(run)
+    assert f"{M} agents, 2 of them rogues, on a ring" in page.text
+    assert "(labels flipped: 0; noise sent: 2)" in page.text
+    figures = {svg.get("aria-label", "").partition(" ")[0]: svg for svg in page.svgs}
+    marked = {name: {text.text for text in svg.iter("text") if "*" in f"{text.text}"} for name, svg in figures.items()}
+    assert {"0*"} <= marked["graph"]
+    assert marked["records"] == marked["how"] == {"0*", "2*"}
+    by_edge = 3 * M <= 60
+    shapley = {f"{i} ← {j:.0f}*" for i, j, _ in ring(M) if j in (0, 2)} if by_edge else {"0*", "2*"}
+    assert marked["Shapley"] == shapley
+    assert marked.get("weights", {"0*", "2*"}) == {"0*", "2*"}
+    rings = [mark for svg in page.svgs for mark in svg.iter("circle") if mark.get("class") == "rogue"]
+    assert len(rings) == 2
+    assert any(tip.startswith("agent 2, a rogue: noise") for tip in page.tips)
+
+
+def test_weights_without_numbers_have_a_scale(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", M=24, T=1)
+    rows = read_rows(run)
+    rows[0]["shapley"]["share"] = [0.1 + 0.5 * e / 71 for e in range(72)]
+    write_rows(run, rows)
+    page = Page(run)
+    assert "from 10.0 % from 20.0 % from 30.0 % from 40.0 % from 50.0 %" in page.text
+    assert "the deeper the larger, each in percent under the pointer" in page.text
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("accuracy", "raised the receiver's accuracy on"),
+        ("loss", "lowered the receiver's loss on"),
+        ("centred", "lowered the receiver's loss with centred logits on"),
+    ],
+)
+def test_the_heat_map_says_what_messages_were_valued_by(tmp_path: Path, value: str, said: str) -> None:
+    run = make_run(tmp_path / "run")
+    with (run / "config.toml").open("a") as config:
+        config.write(f"[shapley]\nvalue = '{value}'\n")
+    assert f"Blue messages {said} the public set" in Page(run).text
 
 
 def test_who_is_heard_is_the_share_over_an_even_one(tmp_path: Path) -> None:
@@ -348,14 +429,21 @@ def breaks(name: str, text: str | None) -> Callable[[Path], None]:
         (breaks("rows.jsonl", None), "rows.jsonl"),
         (breaks("config.toml", "a = = 1"), "config.toml"),
         (breaks("config.toml", "[privacy]\nmode = 'loud'"), "config.toml"),
+        (breaks("config.toml", "algorithm = 5"), "algorithm is not a section"),
+        (breaks("config.toml", "[shapley]\nvalue = 'beauty'"), "config.toml"),
         (breaks("setup.json", "{}"), "'agents' is missing"),
         (breaks("setup.json", "[1]"), "not a JSON object"),
         (breaks("setup.json", '{"agents": 2, "edges": [[0, 5, 1]], "labels": [[1], [1]]}'), "among the 2"),
         (breaks("setup.json", '{"agents": 2, "edges": [], "labels": [[1]]}'), "each of 2 agents"),
+        (lambda run: change_setup(run, labels=[[-1, 2, 3]] * 4), "not numbers of records"),
+        (lambda run: change_setup(run, rogues=[[9, "noise"]]), "among the 4"),
         (breaks("rows.jsonl", ""), "no round has ended"),
         (breaks("rows.jsonl", '{"round": 1}\nnot json\n'), "line 2"),
         (breaks("rows.jsonl", '{"round": 1, "shapley": {"phi": [1], "share": [1]}}\n'), "each of 12 edges"),
         (breaks("rows.jsonl", '{"round": 1, "loss": "high"}\n'), "line 1"),
+        (breaks("rows.jsonl", '{"round": 1, "accuracy": -0.5}\n'), "rows.jsonl' (line 1: accuracy cannot be -0.5"),
+        (breaks("rows.jsonl", '{"round": 1, "consensus": -1}\n'), "consensus cannot be -1"),
+        (breaks("rows.jsonl", '{"round": 2}\n{"round": 1}\n'), "line 2: round 1 comes after round 2"),
         (breaks("summary.json", "{"), "summary.json"),
     ],
 )

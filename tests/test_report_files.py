@@ -18,6 +18,7 @@ from tests.commands import SMALL, pdsl, settings
 from tests.test_report import make_run, read_rows, write_rows
 
 FIGURES = {"accuracy", "loss", "consensus", "bytes", "epsilon", "graph", "holdings", "heard", "shapley"}
+SVG = "{http://www.w3.org/2000/svg}"
 COMPARED = {"comparison-accuracy", "comparison-loss", "comparison-epsilon", "comparison-consensus"}
 
 
@@ -46,8 +47,15 @@ def test_one_page_each_and_one_that_compares(tmp_path: Path, monkeypatch: pytest
     for text in ("a &amp; b", "Accuracy", "ε spent", "Settings that differ", '<th scope="row">rounds</th>'):
         assert text in html
     assert "round 3\na &amp; b 53\N{NO-BREAK SPACE}%\ntwo 53\N{NO-BREAK SPACE}%" in html  # 0.5 + 3 / 100
-    assert pdsl("report", one, "--out", tmp_path / "none.html").out == f"{one / 'report.html'}\n"
+    pdsl("report", one, "--out", tmp_path / "none.html").refused("--out is for a page that compares several runs")
     assert not (tmp_path / "none.html").exists()
+
+
+def test_what_cannot_be_read_is_said_of_several_runs_too(tmp_path: Path) -> None:
+    one, two = runs(tmp_path)
+    (two / "config.toml").write_text("algorithm = 5\n")
+    said = pdsl("report", one, two, "--out", tmp_path / "c.html")
+    said.refused("two/config.toml", "algorithm is not a section")
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
@@ -74,7 +82,10 @@ def test_every_figure_as_svg_and_png(tmp_path: Path) -> None:
         width, height = struct.unpack(">II", head[16:])
         sides = [SCALE * float(root.get(side, "0")) for side in ("width", "height")]
         assert [width, height] == pytest.approx(sides, abs=2)
+    for name in ("comparison-accuracy", "two-accuracy"):
+        assert any(text.text == "accuracy" for text in ET.parse(tmp_path / "f" / f"{name}.svg").iter(f"{SVG}text"))
     graph = ET.parse(tmp_path / "f" / "two-graph.svg").getroot()
+    assert [text.text for text in graph.iter(f"{SVG}text")][:4] == ["class", "0", "1", "2"]
     arcs = [mark for mark in graph.iter() if "arc" in mark.get("class", "")]
     parts = [float(mark.get("stroke-dasharray", "").split()[0]) for mark in arcs]
     ring = float(arcs[0].get("stroke-dasharray", "").split()[1])
@@ -117,7 +128,7 @@ def test_what_is_not_installed_or_cannot_be_written_is_said(tmp_path: Path, monk
     (tmp_path / "file").write_text("")
     said = pdsl("report", run, "--tables", tmp_path / "file" / "t")
     assert said.code == 2
-    assert "cannot make" in said.err
+    assert "cannot write" in said.err
     monkeypatch.setitem(sys.modules, "resvg_py", None)
     said = pdsl("report", run, "--figures", tmp_path / "f")
     assert said.code == 2
@@ -126,6 +137,8 @@ def test_what_is_not_installed_or_cannot_be_written_is_said(tmp_path: Path, monk
     pdsl("run", "--out", tmp_path / "r", "--tensorboard", tmp_path / "file" / "tb").refused(
         "choose another --tensorboard"
     )
+    pdsl("run", "--set", "foo=1", "--tensorboard", tmp_path / "tb").refused("unknown setting foo")
+    assert not (tmp_path / "tb").exists()
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     pdsl("run", "--out", tmp_path / "r", "--tensorboard", tmp_path / "tb").refused("pip install 'pdsl[tensorboard]'")
     assert not (tmp_path / "r").exists()

@@ -2,6 +2,8 @@
 
 import http.client
 import json
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
@@ -76,6 +78,23 @@ def test_only_this_page_and_only_for_this_machine(serving: ThreadingHTTPServer) 
         assert ask(serving, path=path)[0] == 404
     for method in ("POST", "PUT", "DELETE", "HEAD"):
         assert ask(serving, method)[0] == 501
+
+
+def test_a_browser_that_goes_away_is_no_error(serving: ThreadingHTTPServer, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = threading.Event()
+    shutdown_request = serving.shutdown_request
+    serving.shutdown_request = lambda request: (shutdown_request(request), ended.set())  # type: ignore
+    browser = socket.create_connection(("127.0.0.1", serving.server_port))
+    browser.sendall(b"GET / HTTP/1.1\r\n")
+    browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed with a reset
+    browser.close()
+    assert ended.wait(10)
+    assert capsys.readouterr().err == ""
+    try:
+        raise ValueError("ours")
+    except ValueError:
+        serving.handle_error(browser, ("127.0.0.1", 1))
+    assert "ValueError: ours" in capsys.readouterr().err
 
 
 def test_mistakes_are_refused(serving: ThreadingHTTPServer, run: Path, tmp_path: Path) -> None:

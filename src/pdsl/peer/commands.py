@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 
 from pdsl.errors import PdslError
+from pdsl.rounded import rounded_up
 
 if TYPE_CHECKING:
     from pdsl.peer.plan import Plan
@@ -228,7 +229,7 @@ def demo(
     table = Table("peer", "accuracy", "ε", "rounds", "MB sent", header_style="bold")
     for peer in result["peers"]:
         sent = f"{peer['bytes'] / 1e6:.2f}"
-        table.add_row(peer["name"], f"{peer['accuracy']:.4f}", f"{peer['epsilon']:.4g}", f"{peer['rounds']}", sent)
+        table.add_row(peer["name"], f"{peer['accuracy']:.4f}", rounded_up(peer["epsilon"]), f"{peer['rounds']}", sent)
     _console().print(table)
     print(f"{result['seconds']:.0f} s; each organisation's model, ledger and page are in {folder}/<name>/run")
 

@@ -15,6 +15,7 @@ from pdsl.peer.events import Events
 from pdsl.peer.join import RUN
 from pdsl.peer.plan import Plan
 from pdsl.peer.transport import Transport
+from pdsl.rounded import rounded_up
 from pdsl.runs import Row, RunDirectory
 from pdsl.settings import Section
 
@@ -129,7 +130,7 @@ def status_table(statuses: list[dict[str, Any]]) -> Table:
     for s in statuses:
         doing = s["doing"] if s["running"] else "not running"
         accuracy = "" if s["accuracy"] is None else f"{s['accuracy']:.4f}"
-        spent = "" if s["epsilon"] is None else f"{s['epsilon']:.4g} of {s['budget']:g}"
+        spent = "" if s["epsilon"] is None else f"{rounded_up(s['epsilon'])} of {s['budget']:g}"
         table.add_row(s["name"], f"{s['round']} of {s['rounds']}", doing, accuracy, spent, str(s["refused"]))
         if len(statuses) == 1:
             for n in s["neighbours"]:

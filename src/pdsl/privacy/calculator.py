@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pdsl.errors import PdslError
+from pdsl.rounded import rounded_up
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -250,7 +251,7 @@ def table(plan: dict[str, Any]) -> "Table":
     sampling = f"poisson, rate {p['sample_rate']:.4g}" if p["sample_rate"] else "fixed size, no amplification"
     members = f"{p['k']} ({p['graph']})" if p["graph"] else str(p["k"])
     shown = Table(show_header=False, title=f"privacy of {p['rounds']:,} rounds", title_justify="left")
-    shown.add_row("[bold]total ε[/]", f"[bold]{p['epsilon']:.4g}[/] at δ = {p['delta']:g}")
+    shown.add_row("[bold]total ε[/]", f"[bold]{rounded_up(p['epsilon'])}[/] at δ = {p['delta']:g}")
     shown.add_row("neighbouring data", p["adjacency"])
     shown.add_row("batches", sampling)
     shown.add_row("messages a round, k", members)
@@ -259,12 +260,12 @@ def table(plan: dict[str, Any]) -> "Table":
         shown.add_row("σ of a message", "unknown: Δ takes a batch; try --batch")
     else:
         shown.add_row("σ of a message", f"{p['sigma']:.4g} ({p['clipping']} clipping, Δ = {p['sensitivity']:.4g})")
-    shown.add_row("total ε by RDP, a looser bound", f"{p['epsilon_rdp']:.4g}")
+    shown.add_row("total ε by RDP, a looser bound", rounded_up(p["epsilon_rdp"]))
     shown.add_section()
     for name, adversary in p["adversaries"].items():
-        shown.add_row(f"ε, {name.replace('_', ' ')}", f"{adversary['epsilon']:.4g}: sees {adversary['sees']}")
+        shown.add_row(f"ε, {name.replace('_', ' ')}", f"{rounded_up(adversary['epsilon'])}: sees {adversary['sees']}")
     shown.add_section()
-    shown.add_row("ε of one round", f"{p['epsilon_per_round']:.4g}; σ for it, by other bounds:")
+    shown.add_row("ε of one round", f"{rounded_up(p['epsilon_per_round'])}; σ for it, by other bounds:")
     for name, text in BOUNDS.items():
         bound = p["bounds"][name]
         shown.add_row(f"  {name.replace('_', ' ')}", f"{'—' if bound is None else f'{bound:.4g}'}: {text}")

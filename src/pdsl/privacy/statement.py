@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from pdsl.privacy.accounting import Mechanism, epsilon
 from pdsl.privacy.ledger import Ledger
+from pdsl.rounded import rounded_up
 from pdsl.settings import PrivacySettings
 
 SEEDED = "not private: seeded noise, for simulation only"
@@ -20,7 +21,7 @@ def statement(settings: PrivacySettings, ledger: Ledger | None, mechanisms: list
         sampling = "fixed batches, a record replaced"
     else:
         sampling = f"Poisson rate {most.rate:.4g}, a record added or removed"
-    total = f"total ε = {worst:.4g}" if math.isfinite(worst) else "no finite ε"
+    total = f"total ε = {rounded_up(worst)}" if math.isfinite(worst) else "no finite ε"
     text = (
         f"{total} at δ = {ledger.delta:g} for the worst agent over {ledger.rounds} rounds"
         f" ({sampling}; up to {most.messages} messages a round; all neighbours colluding)"

@@ -8,7 +8,7 @@ from pdsl.report.document import card, document, write_aside
 from pdsl.report.figures import Figure
 from pdsl.report.lines import overlaid
 from pdsl.report.markup import element, words
-from pdsl.report.numbers import exact, exact_percent, percent, percents, plain
+from pdsl.report.numbers import epsilon, exact, exact_percent, percent, percents, plain
 from pdsl.report.reading import Fields, Run
 from pdsl.report.tables import Table, comparison_table
 
@@ -43,12 +43,12 @@ def compared_figures(runs: Runs) -> list[Figure]:
         name: str, title: str, caption: str, form: Form = plain, said: Form = exact, top: float | None = None
     ) -> Figure:
         series = {who: [(r["round"], r[name]) for r in run.rows if r[name] is not None] for who, run in drawn.items()}
-        return Figure(f"comparison-{name}", title, caption + which, overlaid(series, title, form, said, top))
+        return Figure(f"comparison-{name}", title, caption + which, overlaid(series, title.lower(), form, said, top))
 
     figures = [
         of("accuracy", "Accuracy", "Mean over agents, on test data.", percents, exact_percent, top=1),
         of("loss", "Loss", "Mean over agents, on test data."),
-        of("epsilon", "ε spent", "Total so far of the agent that has spent most."),
+        of("epsilon", "ε spent", "Total so far of the agent that has spent most.", said=epsilon),
         of("consensus", "Consensus distance", "How far, on average, an agent's model lies from the mean."),
     ]
     return [figure for figure in figures if figure.picture or figure.name == "comparison-accuracy"]
@@ -75,9 +75,9 @@ def _table(table: Table) -> str:
 
 def _differences(runs: Runs) -> str:
     """The settings that are not the same in all runs."""
-    flat = {name: _flat(run.config) for name, run in runs.items()}
-    keys = dict.fromkeys(key for settings in flat.values() for key in settings)
-    differing = [key for key in keys if len({repr(settings.get(key)) for settings in flat.values()}) > 1]
+    settings_of = {name: flat(run.config) for name, run in runs.items()}
+    keys = dict.fromkeys(key for settings in settings_of.values() for key in settings)
+    differing = [key for key in keys if len({repr(settings.get(key)) for settings in settings_of.values()}) > 1]
     if not differing:
         return card("Settings", words("p", "All settings are the same.", class_="none"))
     head = element("tr", words("th", "setting", scope="col"), *(words("th", name, scope="col") for name in runs))
@@ -85,11 +85,16 @@ def _differences(runs: Runs) -> str:
         element(
             "tr",
             words("th", key, scope="row"),
-            *(words("td", str(settings.get(key, "—"))) for settings in flat.values()),
+            *(words("td", str(settings.get(key, "—"))) for settings in settings_of.values()),
         )
         for key in differing
     ]
-    return _scores("Settings that differ", head, rows, "All others are the same; — is a default.")
+    return _scores(
+        "Settings that differ",
+        head,
+        rows,
+        "All others are the same. —: the algorithm has no such setting, or it is left at its default.",
+    )
 
 
 def _scores(title: str, head: str, rows: list[str], said: str) -> str:
@@ -97,7 +102,8 @@ def _scores(title: str, head: str, rows: list[str], said: str) -> str:
     return card(title, element("div", shown, class_="wide", tabindex=0), words("p", said, class_="described"))
 
 
-def _flat(config: Fields) -> Fields:
+def flat(config: Fields) -> Fields:
+    """Settings by their whole names, like graph.kind."""
     alone = {key: value for key, value in config.items() if not isinstance(value, dict)}
     sections = {key: value for key, value in config.items() if isinstance(value, dict)}
     return alone | {f"{name}.{key}": value for name, settings in sections.items() for key, value in settings.items()}

@@ -18,6 +18,7 @@ Form = Callable[[float], str]
 
 
 def curves(
+    what: str,
     rows: Sequence[Fields],
     lines: Mapping[str, str],  # what it is, and its field
     form: Form,  # on the axis
@@ -54,11 +55,11 @@ def curves(
     told = dict(lines) | ({f"{end} agent": field for end, field in _ends(band)} if band else {})
     marks.append(under_the_pointer(rows, [x(row["round"]) for row in rows], RIGHT, told, said))
     label = f"{' and '.join(lines)} over rounds {first} to {last}"
-    return Picture(WIDTH, HEIGHT, label, "".join(marks), _legend(lines, band))
+    return Picture(WIDTH, HEIGHT, label, "".join(marks), _legend(lines, band), what)
 
 
 def axes(heights: list[tuple[float, str]], places: list[tuple[float, int]], right: float = RIGHT) -> str:
-    marks = [element("path", d="".join(f"M{LEFT} {y:.1f}H{right}" for y, _ in heights), class_="grid")]
+    marks = [element("path", d="".join(f"M{LEFT} {y:.1f}H{right:.1f}" for y, _ in heights), class_="grid")]
     marks += [words("text", text, x=LEFT - 8, y=y + 4, class_="end") for y, text in heights]
     marks += [words("text", str(tick), x=x, y=BOTTOM + 18, class_="middle") for x, tick in places]
     return "".join(marks) + words("text", "round", x=(LEFT + right) / 2, y=HEIGHT - 3, class_="middle soft")

@@ -10,10 +10,17 @@ from pdsl.report.heard import extremes, fair_shares, heard
 from pdsl.report.heat import by_edge, heat_map
 from pdsl.report.holdings import holdings
 from pdsl.report.markup import words
-from pdsl.report.numbers import exact_percent, exact_size, percents, plain, size
+from pdsl.report.numbers import epsilon, exact_percent, exact_size, percents, plain, size
 from pdsl.report.picture import Picture
 from pdsl.report.reading import Run
-from pdsl.report.weights import matrix
+from pdsl.report.weights import WRITTEN, matrix
+
+WORTH = {  # by shapley.value: what a message of positive value did, to what, and one of negative value
+    "accuracy": ("raised", "accuracy", "lowered"),
+    "loss": ("lowered", "loss", "raised"),
+    "centred": ("lowered", "loss with centred logits", "raised"),
+}
+SPOILT = {"flipped": "labels flipped", "noise": "noise sent", "idle": "zeros sent"}
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,7 @@ def figures(run: Run) -> list[Figure]:
 
 def learning(run: Run) -> list[Figure]:
     accuracy = curves(
+        "accuracy",
         run.rows,
         {"mean over agents": "accuracy", "mean model": "accuracy_of_mean"},
         percents,
@@ -44,10 +52,13 @@ def learning(run: Run) -> list[Figure]:
         top=1,
         band=("worst to best agent", "accuracy_min", "accuracy_max"),
     )
-    loss = curves(run.rows, {"mean over agents": "loss"}, plain, band=("best to worst agent", "loss_min", "loss_max"))
-    consensus = curves(run.rows, {"consensus distance": "consensus"}, plain)
+    loss = curves(
+        "loss", run.rows, {"mean over agents": "loss"}, plain, band=("best to worst agent", "loss_min", "loss_max")
+    )
+    consensus = curves("consensus distance", run.rows, {"consensus distance": "consensus"}, plain)
     so_far = accumulate(row["bytes"] or 0 for row in run.rows)
     sent = curves(
+        "sent between agents",
         [{**row, "sent": total} for row, total in zip(run.rows, so_far, strict=True)],
         {"sent so far": "sent"},
         size,
@@ -73,7 +84,7 @@ def spending(run: Run) -> list[Figure]:
     rows = [{**row, "budget": run.budget} for row in run.rows]
     lines = {"ε spent": "epsilon"} | ({} if run.budget is None else {"budget": "budget"})
     caption = "Total so far of the agent that has spent most, after each round."
-    return [Figure("epsilon", "ε spent", caption, curves(rows, lines, plain))]
+    return [Figure("epsilon", "ε spent", caption, curves("ε spent", rows, lines, plain, epsilon))]
 
 
 def helping(run: Run) -> list[Figure]:
@@ -82,34 +93,44 @@ def helping(run: Run) -> list[Figure]:
     weights = shares or [omega for *_, omega in run.setup["edges"]]
     edges = [(i, j, weight) for (i, j, _), weight in zip(run.setup["edges"], weights, strict=True)]
     meaning = "share its receiver gives it, mean over the run" if shares else "mixing weight ω"
-    held = holdings(run.setup["labels"], run.summary["accuracy_per_agent"] if run.summary else [])
+    held = holdings(run.setup["labels"], run.summary["accuracy_per_agent"] if run.summary else [], run.rogues)
     drawn = [
         Figure(
             "graph",
             "Who listens to whom",
-            _about_the_graph(agents, meaning),
-            graph(run.setup["labels"], edges),
+            _about_the_graph(agents, meaning) + _about_rogues(run),
+            graph(run.setup["labels"], edges, run.rogues),
             above=f"{run.setup['graph'][:1].upper()}{run.setup['graph'][1:]}.",
         ),
         Figure("holdings", "What each agent holds", "Records by class.", held),
     ]
     if agents <= DETAILED and sum(i != j for i, j, _ in edges) > NUMBERED:
-        caption = f"In percent: of a message, the {meaning}. Rows are receivers, columns senders."
-        drawn.append(Figure("weights", "The weight of every edge", caption, matrix(agents, edges)))
+        form = "in percent" if agents <= WRITTEN else "the deeper the larger, each in percent under the pointer"
+        caption = f"Of a message, the {meaning}: {form}. Rows are receivers, columns senders."
+        drawn.append(Figure("weights", "The weight of every edge", caption, matrix(agents, edges, run.rogues)))
     if shares and (fair := fair_shares(edges)):
         caption = (
             "The share an agent's messages were given by its neighbours, over the share they would have if all were"
             f" weighed alike (dotted). {extremes(fair)}"
         )
-        drawn.append(Figure("heard", "Who is heard", caption, heard(fair)))
+        drawn.append(Figure("heard", "Who is heard", caption, heard(fair, run.rogues)))
     if any(row["phi"] for row in run.rows):
         rows = "an edge, receiver ← sender" if by_edge(run) else "a sending agent, its mean over receivers"
+        good, of_what, bad = WORTH[run.worth]
         caption = (
-            f"A row is {rows}; a column is a round or the mean of several. Blue messages raised the receiver's accuracy"
-            " on the public set, orange ones (narrow bars) lowered it."
+            f"A row is {rows}; a column is a round or the mean of several. Blue messages {good} the receiver's"
+            f" {of_what} on the public set, orange ones (narrow bars, or numbers with a −) {bad} it."
         )
         drawn.append(Figure("shapley", "What each message was worth: Shapley value φ", caption, heat_map(run)))
     return drawn
+
+
+def _about_rogues(run: Run) -> str:
+    """Who they are, kind by kind."""
+    kinds = dict.fromkeys(run.rogues.values())
+    of_kind = {kind: ", ".join(str(i) for i, other in run.rogues.items() if other == kind) for kind in kinds}
+    told = "; ".join(f"{SPOILT.get(kind, kind)}: {who}" for kind, who in of_kind.items())
+    return f" An asterisk and a dashed ring are a rogue, who spoils what it sends ({told})." if told else ""
 
 
 def _about_the_graph(agents: int, meaning: str) -> str:

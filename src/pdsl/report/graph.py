@@ -1,12 +1,12 @@
 """The graph: agents on a circle, each a donut of its labels, and arrows as wide as what the receiver takes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import cos, hypot, pi, sin, sqrt
 
-from pdsl.report.holdings import colour, gathered
+from pdsl.report.holdings import colour, gathered, legend
 from pdsl.report.markup import element, words
 from pdsl.report.numbers import percent, plain
-from pdsl.report.picture import Picture
+from pdsl.report.picture import ROGUE, Picture
 
 SIDE, RADIUS = 520.0, 216.0
 DETAILED = 40  # agents up to which each has its donut, and each direction its arrow
@@ -17,12 +17,12 @@ Edge = tuple[int, int, float]  # receiver, sender, weight
 Point = tuple[float, float]
 
 
-def graph(labels: Sequence[Sequence[int]], edges: Sequence[Edge]) -> Picture:
+def graph(labels: Sequence[Sequence[int]], edges: Sequence[Edge], rogues: Mapping[int, str]) -> Picture:
     """Agents from the top clockwise; arrows grow wider and darker from the least weight to the largest."""
     M = len(labels)
     places = [_on_circle(i / M) for i in range(M)]
     if M > DETAILED:
-        return _outline(places, edges)
+        return _outline(places, edges, rogues)
     radius = min(30.0, 0.27 * 2 * pi * RADIUS / M)
     own = {i: weight for i, j, weight in edges if i == j}
     others = sorted((edge for edge in edges if edge[0] != edge[1]), key=lambda edge: edge[2])
@@ -34,8 +34,8 @@ def graph(labels: Sequence[Sequence[int]], edges: Sequence[Edge]) -> Picture:
         number = f"{100 * weight:.0f}" if len(others) <= NUMBERED else ""
         arrow = _arrow(places[j], places[i], radius, strength, thin, number)
         marks.append(element("g", arrow, class_="edge", data_tip=f"{i} ← {j}: {percent(weight)}"))
-    marks += [_agent(i, M, radius, gathered(held), own.get(i, 0.0)) for i, held in enumerate(labels)]
-    return Picture(SIDE, SIDE, f"graph of {M} agents", "".join(marks))
+    marks += [_agent(i, M, radius, gathered(held), own.get(i, 0.0), rogues.get(i)) for i, held in enumerate(labels)]
+    return Picture(SIDE, SIDE, f"graph of {M} agents", "".join(marks), legend(len(labels[0]), bool(rogues)))
 
 
 def _on_circle(turn: float, away: float = 0) -> Point:
@@ -67,7 +67,7 @@ def _arrow(a: Point, b: Point, radius: float, strength: float, thin: float, numb
     return element("path", d=curve, **look) + words("text", number, x=x, y=y + 4, class_="middle small") * bool(number)
 
 
-def _agent(i: int, M: int, radius: float, held: Sequence[int], own: float) -> str:
+def _agent(i: int, M: int, radius: float, held: Sequence[int], own: float, rogue: str | None) -> str:
     """A donut of labels around the agent's number and what it gives itself, as far as there is room."""
     x, y = _on_circle(i / M)
     thick, total = radius * 0.32, sum(held)
@@ -78,16 +78,28 @@ def _agent(i: int, M: int, radius: float, held: Sequence[int], own: float) -> st
         look = {"class_": f"arc {colour(label)}", "stroke_width": f"{thick:.1f}"}
         marks.append(element("circle", cx=x, cy=y, r=radius - thick / 2, **look, **arc))
         before += part
+    if rogue:
+        marks.append(_ringed(x, y, radius + 3))
     roomy = radius >= 24
     if radius < 15:
-        x, y = _on_circle(i / M, away=radius + 13)
-    marks.append(words("text", str(i), x=x, y=y + (0 if roomy else 5), class_="middle strong"))
+        x, y = _on_circle(i / M, away=radius + (18 if rogue else 13))
+    marks.append(words("text", f"{i}*" if rogue else str(i), x=x, y=y + (0 if roomy else 5), class_="middle strong"))
     if roomy:
         marks.append(words("text", f"{100 * own:.0f}", x=x, y=y + 13, class_="middle small"))
-    return element("g", *marks, data_tip=f"agent {i}\n{plain(total)} records\ngives itself {percent(own)}")
+    classes = ", ".join(f"{label}: {plain(count)}" for label, count in enumerate(held) if count)
+    tip = [f"{_named(i, rogue)}", f"{plain(total)} records", f"gives itself {percent(own)}", f"by class {classes}"]
+    return element("g", *marks, data_tip="\n".join(tip))
 
 
-def _outline(places: Sequence[Point], edges: Sequence[Edge]) -> Picture:
+def _named(i: int, rogue: str | None) -> str:
+    return f"agent {i}, a rogue: {rogue}" if rogue else f"agent {i}"
+
+
+def _ringed(x: float, y: float, radius: float) -> str:
+    return element("circle", cx=x, cy=y, r=radius, class_="rogue")
+
+
+def _outline(places: Sequence[Point], edges: Sequence[Edge], rogues: Mapping[int, str]) -> Picture:
     """A large graph: dots and thin lines, the heaviest links where there are too many."""
     M = len(places)
     links = {(min(i, j), max(i, j)): weight for i, j, weight in sorted(edges, key=lambda edge: edge[2]) if i != j}
@@ -96,8 +108,9 @@ def _outline(places: Sequence[Point], edges: Sequence[Edge]) -> Picture:
     marks = [element("path", d=lines, class_="links")]
     r = min(3, 450 / M)
     for i, (x, y) in enumerate(places):
-        marks.append(element("circle", cx=x, cy=y, r=r, class_="dot", data_tip=f"agent {i}"))
+        marks.append(element("circle", cx=x, cy=y, r=r, class_="dot", data_tip=_named(i, rogues.get(i))))
+    marks += [_ringed(*places[i], r + 4) for i in rogues]
     for i in range(0, M, M // 20):
         x, y = _on_circle(i / M, away=20)
-        marks.append(words("text", str(i), x=x, y=y + 4, class_="middle"))
-    return Picture(SIDE, SIDE, f"graph of {M} agents", "".join(marks))
+        marks.append(words("text", f"{i}*" if i in rogues else str(i), x=x, y=y + 4, class_="middle"))
+    return Picture(SIDE, SIDE, f"graph of {M} agents", "".join(marks), (ROGUE,) if rogues else ())

@@ -1,12 +1,12 @@
 """Who was listened to: how much of a fair share each agent's messages were given by its neighbours."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from statistics import fmean
 
 from pdsl.report.graph import Edge
 from pdsl.report.markup import element, words
-from pdsl.report.numbers import chunks, plain, span, ticks_to
-from pdsl.report.picture import Picture
+from pdsl.report.numbers import agents, chunks, plain, ticks_to
+from pdsl.report.picture import ROGUE, Picture
 
 WIDTH, LEFT, RIGHT, TOP = 520, 54, 456, 10
 BARS = 100  # beyond that many agents a bar stands for several
@@ -24,7 +24,7 @@ def fair_shares(edges: Sequence[Edge]) -> dict[int, float]:
     return {j: fmean(given[j]) for j in sorted(given)}
 
 
-def heard(shares: dict[int, float]) -> Picture:
+def heard(shares: dict[int, float], rogues: Container[int]) -> Picture:
     """A bar for each sender, and a dotted line at the share that all would have if they were weighed alike."""
     senders = list(shares)
     groups = [[senders[k] for k in part] for part in chunks(len(senders), BARS)]
@@ -38,7 +38,7 @@ def heard(shares: dict[int, float]) -> Picture:
 
     marks = [element("path", d="".join(f"M{x(t):.1f} {TOP}V{bottom}" for t in ticks), class_="grid")]
     for k, (group, value) in enumerate(zip(groups, values, strict=True)):
-        y, who = TOP + k * height, span(group[0], group[-1])
+        y, who = TOP + k * height, agents(group[0], group[-1], rogues)
         box = {"x": LEFT, "y": y + 2, "width": x(value) - LEFT, "height": height - 4}
         tip = f"agent {who}\n{value:.3f} of an even share"
         marks.append(element("rect", **box, class_="bar", data_tip=tip))
@@ -48,7 +48,8 @@ def heard(shares: dict[int, float]) -> Picture:
     marks.append(element("path", d=f"M{x(1):.1f} {TOP - 4}V{bottom + 4}", class_="even-share"))
     marks += [words("text", plain(t), x=x(t), y=bottom + 18, class_="middle") for t in ticks]
     title = words("text", "times an even share", x=(LEFT + RIGHT) / 2, y=bottom + 35, class_="middle soft")
-    return Picture(WIDTH, bottom + 39, f"how much {len(senders)} agents were listened to", "".join(marks) + title)
+    label, sign = f"how much {len(senders)} agents were listened to", (ROGUE,) if rogues else ()
+    return Picture(WIDTH, bottom + 39, label, "".join(marks) + title, sign)
 
 
 def extremes(shares: dict[int, float]) -> str:

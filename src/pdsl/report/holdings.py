@@ -1,17 +1,17 @@
 """What each agent holds: a stacked bar of its labels, coloured and numbered by class."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from pdsl.report.markup import element, words
-from pdsl.report.numbers import chunks, percent, plain, span
-from pdsl.report.picture import SWATCH, Picture, Sample
+from pdsl.report.numbers import agents, chunks, percent, plain
+from pdsl.report.picture import ROGUE, SWATCH, Picture, Sample
 
 WIDTH, LEFT, TOP = 520, 54, 22
 CLASSES = 20  # shown apart; the rest of them are one
 BARS = 100  # beyond that many agents a bar stands for several
 
 
-def holdings(labels: Sequence[Sequence[int]], accuracy: Sequence[float | None]) -> Picture:
+def holdings(labels: Sequence[Sequence[int]], accuracy: Sequence[float | None], rogues: Container[int]) -> Picture:
     """A bar for each agent, with its records and, where it is known, its accuracy."""
     groups = chunks(len(labels), BARS)
     held = [gathered([sum(of_class) for of_class in zip(*(labels[i] for i in group), strict=True)]) for group in groups]
@@ -23,19 +23,24 @@ def holdings(labels: Sequence[Sequence[int]], accuracy: Sequence[float | None]) 
     marks = [_line(14, "agent", "records", "accuracy" if known else "", right, "soft")]
     for k, (group, counts) in enumerate(zip(groups, held, strict=True)):
         y = TOP + k * height
-        who = span(group[0], group[-1])
+        who = agents(group[0], group[-1], rogues)
         marks.append(element("g", _bar(counts, scale, y, height), data_of=f"agent {who}"))
         if height >= 14 or k % 2 == 0:
             own = percent(accuracy[k]) if known else ""
             marks.append(_line(y + height / 2 + 4, who, plain(sum(counts)), own, right, ""))
-    names = [str(k) for k in range(len(held[0]))]
-    if len(labels[0]) > CLASSES:
+    label = f"records by class of {len(labels)} agents"
+    height = TOP + 4 + len(groups) * height
+    return Picture(WIDTH, height, label, "".join(marks), legend(len(labels[0]), bool(rogues)))
+
+
+def legend(classes: int, rogues: bool) -> tuple[Sample, ...]:
+    """The colours of the classes and, where there are rogues, their sign."""
+    names = [str(k) for k in range(min(classes, CLASSES))]
+    if classes > CLASSES:
         names[-1] += "+"
     swatches = [element("rect", width=SWATCH, height=12, rx=3, class_=colour(k)) for k in range(len(names))]
     samples = [Sample(name, swatch, SWATCH) for name, swatch in zip(names, swatches, strict=True)]
-    label = f"records by class of {len(labels)} agents"
-    height = TOP + 4 + len(groups) * height
-    return Picture(WIDTH, height, label, "".join(marks), (Sample("class"), *samples))
+    return (Sample("class"), *samples, *([ROGUE] if rogues else []))
 
 
 def gathered(counts: Sequence[int]) -> list[int]:

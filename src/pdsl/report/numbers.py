@@ -1,6 +1,9 @@
 """Numbers as people read them, and the round numbers at which axes have ticks."""
 
 import math
+from collections.abc import Container
+
+from pdsl.rounded import rounded_up
 
 SPACE = "\N{NO-BREAK SPACE}"
 
@@ -34,6 +37,10 @@ def plain(value: float | None) -> str:
     return (f"{value:,.0f}" if 100 <= abs(value) < 1e9 else f"{value:.3g}").replace("-", "−")
 
 
+def epsilon(value: float | None) -> str:
+    return "—" if value is None else rounded_up(value)
+
+
 def signed(value: float, decimals: int) -> str:
     """With + or −, unless it rounds to 0."""
     return f"{value:+.{decimals}f}".replace("-", "−") if round(value, decimals) else "0"
@@ -58,6 +65,11 @@ def span(first: int, last: int) -> str:
     return f"{first}" if first == last else f"{first}–{last}"
 
 
+def agents(first: int, last: int, rogues: Container[int]) -> str:
+    """An agent or several, with an asterisk where a rogue is among them."""
+    return span(first, last) + "*" * any(i in rogues for i in range(first, last + 1))
+
+
 def nice(value: float) -> float:
     """The least of 1, 2 and 5 times a power of ten that is not below a positive value."""
     power = 10.0 ** math.floor(math.log10(value))
@@ -72,7 +84,7 @@ def ticks_to(top: float) -> list[float]:
 
 def ticks_between(first: int, last: int) -> list[int]:
     step = max(1, int(nice(max(1, last - first) / 6)))
-    return [k for k in range(first, last + 1) if k % step == 0]
+    return list(range(-(-first // step) * step, last + 1, step))
 
 
 def chunks(length: int, most: int) -> list[range]:

@@ -6,7 +6,7 @@ from pdsl.privacy.statement import SEEDED
 from pdsl.report.document import card, document, parts, write_aside
 from pdsl.report.figures import Figure, helping, learning, spending
 from pdsl.report.markup import element, words
-from pdsl.report.numbers import duration, percent, plain, size
+from pdsl.report.numbers import duration, epsilon, percent, plain, size
 from pdsl.report.reading import Run, read_run
 
 
@@ -28,7 +28,8 @@ def page(run: Run, state: str = "", live: bool = False) -> str:
 def verdict(run: Run) -> str:
     """The run in a sentence: who learnt what how well, in how many rounds, at what cost in privacy."""
     place = run.setup["graph"].split(" of ")[0]
-    who = f"{run.setup['agents']} agents on {'an' if place[:1] in 'aeiou' else 'a'} {place}"
+    rogues = f", {len(run.rogues)} of them {'a rogue' if len(run.rogues) == 1 else 'rogues'}," if run.rogues else ""
+    who = f"{run.setup['agents']} agents{rogues} on {'an' if place[:1] in 'aeiou' else 'a'} {place}"
     accuracy, rounds = run.outcome()["accuracy"], run.rows[-1]["round"]
     learnt = f"learnt {run.setup['data']}" + ("" if accuracy is None else f" to {percent(accuracy)}")
     if run.summary is None:
@@ -39,21 +40,19 @@ def verdict(run: Run) -> str:
 
 
 def _cost(run: Run) -> str:
-    epsilon = run.epsilon()
-    if epsilon is None:
+    if run.epsilon() is None:
         return "with no bound on ε"
-    spent = f"with total ε = {plain(epsilon)}" + ("" if run.budget is None else f" of {plain(run.budget)}")
+    spent = f"with total ε = {epsilon(run.epsilon())}" + ("" if run.budget is None else f" of {epsilon(run.budget)}")
     return f"{spent}, in a simulation" if run.summary and SEEDED in run.summary["privacy"] else spent
 
 
 def _tiles(run: Run) -> str:
-    outcome, epsilon = run.outcome(), run.epsilon()
-    rounds = run.rows[-1]["round"]
+    outcome, rounds, spent = run.outcome(), run.rows[-1]["round"], run.epsilon()
     tiles = {
         "accuracy, mean over agents": percent(outcome["accuracy"]),
         "accuracy of the mean model": percent(outcome["accuracy_of_mean"]),
         "loss, mean over agents": plain(outcome["loss"]),
-        "total ε" if run.budget is None or epsilon is None else f"total ε of {plain(run.budget)}": plain(epsilon),
+        "total ε" if run.budget is None or spent is None else f"total ε of {epsilon(run.budget)}": epsilon(spent),
         "sent between agents": size(run.sent()),
     }
     if run.summary:
@@ -64,8 +63,7 @@ def _tiles(run: Run) -> str:
 
 
 def _two_columns(drawn: list[Figure]) -> str:
-    left, right = ([figure.html() for figure in drawn[side::2]] for side in (0, 1))
-    return element("div", element("div", *left), element("div", *right), class_="columns")
+    return element("div", *(figure.html() for figure in drawn), class_="even")
 
 
 def _helping(run: Run) -> str:
@@ -85,14 +83,15 @@ def _privacy(run: Run) -> str:
     spent = [figure.html() for figure in spending(run)]
     if run.summary is None:
         return card("Statement", words("p", "The privacy of a run is stated when it has ended.")) + "".join(spent)
-    numbers = {"ε": run.summary["epsilon"], "δ": run.summary["delta"], "σ": run.summary["sigma"]}
-    known = ", ".join(f"{name} = {plain(value)}" for name, value in numbers.items() if value is not None)
+    forms = {"ε": ("epsilon", epsilon), "δ": ("delta", plain), "σ": ("sigma", plain)}
+    values = {name: form(run.summary[field]) for name, (field, form) in forms.items()}
+    known = ", ".join(f"{name} = {value}" for name, value in values.items() if value != "—")
     said = run.summary["privacy"] or "Nothing is stated."
     cards = [card("Statement", words("p", said), words("p", known, class_="described"))]
     if run.summary["adversaries"]:
         rows = [
-            element("tr", words("th", who, scope="row"), words("td", plain(epsilon)))
-            for who, epsilon in run.summary["adversaries"].items()
+            element("tr", words("th", who, scope="row"), words("td", epsilon(spent_on)))
+            for who, spent_on in run.summary["adversaries"].items()
         ]
         about = words("p", "ε at the run's δ, for the agent that has spent most.", class_="described")
         cards.append(card("Against whom", element("table", element("tbody", *rows)), about))

@@ -7,7 +7,7 @@ from pathlib import Path
 from pdsl.report.markup import Value, drawing, element, words
 
 LINE, SWATCH = 30.0, 12.0  # widths of a legend's samples
-LETTER, ROW = 6.4, 20.0  # about what a letter and a line of a legend take
+LETTER, ROW = 7.2, 20.0  # about what a letter and a line of a legend take
 MARGIN = 12.0
 FONTS = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 
@@ -21,6 +21,9 @@ class Sample:
     width: float = 0.0
 
 
+ROGUE = Sample("* rogue")
+
+
 @dataclass(frozen=True)
 class Picture:
     width: float
@@ -28,6 +31,7 @@ class Picture:
     label: str  # for those who do not see it
     marks: str
     legend: tuple[Sample, ...] = ()
+    axis: str = ""  # what is measured upwards: a page says it above the picture, a file inside
 
     def html(self) -> str:
         """The legend as text that wraps, and the marks as wide as there is room."""
@@ -37,7 +41,7 @@ class Picture:
 
     def svg(self, title: str) -> str:
         """A file of its own: the legend inside, colours as on a light page, on white."""
-        legend, taken = _rows(self.legend, self.width)
+        legend, taken = _rows((Sample(self.axis), *self.legend) if self.axis else self.legend, self.width)
         top = MARGIN + taken
         width, height = self.width + 2 * MARGIN, self.height + top + MARGIN
         box: dict[str, Value] = {"viewBox": f"0 0 {width:.1f} {height:.1f}", "width": width, "height": height}

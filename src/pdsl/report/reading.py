@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from pdsl.errors import PdslError
-from pdsl.settings import PrivacySettings
+from pdsl.settings import PrivacySettings, ShapleySettings
 
 Fields = dict[str, Any]
 T = TypeVar("T")
@@ -20,6 +20,7 @@ MEASURED = (
     *("accuracy", "accuracy_min", "accuracy_max", "accuracy_of_mean"),
 )
 SUMMARISED = ("accuracy", "accuracy_of_mean", "loss", "seconds", "epsilon", "delta", "sigma")
+HUGE = 1e100  # no value is; sums of larger ones would not be finite
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,16 @@ class Run:
     def budget(self) -> float | None:
         """The total ε that the run was to stay within; None where none was set."""
         return PrivacySettings(**self.config.get("privacy", {})).budget
+
+    @property
+    def worth(self) -> str:
+        """What messages were valued by, one of `shapley.value`."""
+        return _valuing(self.config).value
+
+    @property
+    def rogues(self) -> dict[int, str]:
+        """Agents that spoil what they send, and how; everybody else is honest."""
+        return dict(self.setup["rogues"])
 
     def outcome(self) -> Fields:
         """How the run ended or, unfinished, stood when it was last evaluated."""
@@ -85,8 +96,17 @@ def _read(file: Path, parse: Callable[[str], T]) -> T:
 
 def _config(text: str) -> Fields:
     config = tomllib.loads(text)
+    for section in ("algorithm", "shapley", "privacy"):
+        if not isinstance(config.get(section, {}), dict):
+            raise ValueError(f"{section} is not a section")
     PrivacySettings(**config.get("privacy", {}))  # what is drawn depends on them
+    _valuing(config)
     return config
+
+
+def _valuing(config: Fields) -> ShapleySettings:
+    asked = config.get("shapley", {})
+    return ShapleySettings(value=asked["value"]) if "value" in asked else ShapleySettings()
 
 
 def _json(text: str) -> Fields:
@@ -107,10 +127,14 @@ def _setup(text: str) -> Fields:
     labels = [[int(n) for n in of_agent] for of_agent in setup["labels"]]
     if M < 1 or len(labels) != M or len({len(of_agent) for of_agent in labels}) > 1:
         raise ValueError(f"labels are not one list of the same length for each of {M} agents")
-    if not all(0 <= i < M and 0 <= j < M for i, j, _ in edges):
-        raise ValueError(f"an edge names an agent that is not among the {M}")
+    if not all(0 <= n < HUGE for of_agent in labels for n in of_agent):
+        raise ValueError("labels are not numbers of records")
+    rogues = [(int(i), str(kind)) for i, kind in setup.get("rogues", [])]
+    if not all(0 <= i < M for edge in edges for i in edge[:2]) or not all(0 <= i < M for i, _ in rogues):
+        raise ValueError(f"an edge or a rogue names an agent that is not among the {M}")
     described = {name: str(setup[name]) for name in ("graph", "data")}
-    return {"agents": M, "edges": edges, "labels": labels, "parameters": int(setup["parameters"]), **described}
+    counted = {"agents": M, "labels": labels, "parameters": int(setup["parameters"])}
+    return {**counted, "edges": edges, "rogues": rogues, **described}
 
 
 def _rows(text: str, edges: int) -> list[Fields]:
@@ -118,7 +142,10 @@ def _rows(text: str, edges: int) -> list[Fields]:
     lines = text.splitlines(keepends=True)
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(_row(_json(line), edges))
+            row = _row(_json(line), edges)
+            if rows and row["round"] <= rows[-1]["round"]:
+                raise ValueError(f"round {row['round']} comes after round {rows[-1]['round']}")
+            rows.append(row)
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             if number == len(lines) and not line.endswith("\n"):
                 break  # a run that was cut while it wrote its last row
@@ -131,9 +158,15 @@ def _rows(text: str, edges: int) -> list[Fields]:
 def _row(row: Fields, edges: int) -> Fields:
     shapley = row.get("shapley") or {"phi": [], "share": []}
     per_edge = {name: [float(v) for v in shapley[name]] for name in ("phi", "share")}
-    if any(len(values) not in (0, edges) or not all(map(isfinite, values)) for values in per_edge.values()):
+    if any(len(values) not in (0, edges) or not all(abs(v) < HUGE for v in values) for values in per_edge.values()):
         raise ValueError(f"Shapley values are not one finite number for each of {edges} edges")
-    return {"round": int(row["round"]), **{name: _number(row.get(name)) for name in MEASURED}, **per_edge}
+    if not 0 <= row["round"] < HUGE:
+        raise ValueError(f"round cannot be {row['round']:g}")
+    measured = {name: _number(row.get(name)) for name in MEASURED}
+    for name, value in measured.items():
+        if value is not None and (value < 0 or (value > 1 + 1e-6 and name.startswith("accuracy"))):
+            raise ValueError(f"{name} cannot be {value:g}")
+    return {"round": int(row["round"]), **measured, **per_edge}
 
 
 def _summary(text: str) -> Fields:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pdsl.report.document import write_aside
-from pdsl.report.numbers import duration, percent, plain, size
+from pdsl.report.numbers import duration, epsilon, percent, plain, size
 from pdsl.report.reading import Run
 
 Form = Callable[[Any], str]
@@ -24,7 +24,7 @@ COLUMNS: tuple[tuple[str, Callable[[Run], Any], Form], ...] = (
     ("accuracy", lambda run: run.outcome()["accuracy"], percent),
     ("mean model", lambda run: run.outcome()["accuracy_of_mean"], percent),
     ("loss", lambda run: run.outcome()["loss"], plain),
-    ("total ε", lambda run: run.epsilon(), plain),
+    ("total ε", lambda run: run.epsilon(), epsilon),
     ("sent", lambda run: run.sent(), size),
     ("time", lambda run: run.summary["seconds"] if run.summary else None, duration),
 )

@@ -2,10 +2,12 @@
 
 import hashlib
 import os
+import sys
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from time import localtime, strftime
+from typing import Any
 
 from pdsl.errors import PdslError
 from pdsl.report.document import document
@@ -29,6 +31,11 @@ def server(run: Path, port: int) -> ThreadingHTTPServer:
 
 class Server(ThreadingHTTPServer):
     daemon_threads = True  # nobody waits for a browser that keeps its connection
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away in the middle is no error; any other is told."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Page:
