@@ -147,7 +147,7 @@ def test_mistakes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     pdsl("reproduce", "fig1", "--only", "graph=star").refused("--only graph=star", "bipartite")
     pdsl("reproduce", "fig1", "--only", "epsilon=5").refused("epsilon is one of", "0.08")
     pdsl("reproduce", "fig1", "--quick", "--only", "graph=ring").refused("no cell is left")
-    pdsl("reproduce", "fig1", "--quick", "--set", "graph.agent=3").refused("did you mean graph.agents")
+    pdsl("reproduce", "fig1", "--quick", "--set", "batch.sizes=3").refused("did you mean batch.size")
     monkeypatch.setenv("PDSL_DATA", str(tmp_path))
     pdsl("reproduce", "table2").refused("cifar10 is not in", "pdsl data fetch cifar10")
 
@@ -220,9 +220,7 @@ def test_a_table_has_what_was_kept_where_the_runs_are_gone(whole: Whole, tmp_pat
     assert set(read(folder / "kept")) < set(read(keep))
 
     (keep / FILE).write_text(before.replace('"settings": "', '"settings": "f'))  # run under other defaults
-    assert pdsl(*other).code == 0
-    found = [c for c in json.loads((keep / "total/table1.json").read_text())["cells"] if c["ours"] is not None]
-    assert 0.08 not in {c["paper_epsilon"] for c in found}
+    pdsl(*other).refused("would be lost")
     (keep / FILE).write_text("{")
     pdsl(*other).refused("is damaged")
 

@@ -261,6 +261,8 @@ def test_a_run_s_constants_and_what_is_only_an_estimate(run: Path) -> None:
 def test_mistakes(run: Path, tmp_path: Path) -> None:
     some = ("--gamma", 1, "--L", 1)
     pdsl("theory").refused("--gamma", "--alpha", "--L", "--rho", "--run")
+    for extreme in (("--gamma", 1e-300, "--L", 1e300), ("--gamma", 1e300, "--L", 1)):
+        pdsl("theory", *extreme, "--alpha", 0.5, "--rho", 0.5).refused("too large or too small", "1e-30 to 1e30")
     pdsl("theory", *some, "--rho", 0.5, "--alpha", 1).refused("alpha=1", "below 1")
     pdsl("theory", *some, "--rho", 1.5, "--alpha", 0.5).refused("rho=1.5", "at most 1")
     pdsl("theory", *some, "--alpha", 0.5, "--graph", "ring").refused("--agents 10")

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from pdsl.errors import PdslError
+from pdsl.places import check_folder
 
 SCALARS = (
     *("accuracy", "accuracy_min", "accuracy_max", "accuracy_of_mean"),
@@ -12,7 +13,7 @@ SCALARS = (
 
 
 class Board:
-    """An event file in a folder, with a point for everything that a row has measured."""
+    """An event file in a folder, with a point for everything that a row has measured; made with the first row."""
 
     def __init__(self, folder: Path):
         try:
@@ -21,10 +22,7 @@ class Board:
             raise PdslError(
                 "--tensorboard needs a package; install it with: pip install 'pdsl[tensorboard]'"
             ) from error
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise PdslError(f"cannot write to {folder}: {error.strerror}; choose another --tensorboard") from error
+        check_folder(folder, "--tensorboard")
         self._make = SummaryWriter
         self._folder = folder
         self._writer: Any = None

@@ -19,9 +19,11 @@ from typer.core import TyperCommand
 from pdsl.compare.plan import GRID, REFERENCE
 from pdsl.errors import ContactError, PdslError
 from pdsl.peer.commands import app as peer_app
+from pdsl.places import check_file, check_folder
 from pdsl.privacy import calculator
 from pdsl.theory import command as theory
 
+WIDE = 120  # columns that a table may take where a narrower one would lose names
 INTERRUPTED = 130  # exit code: 128 + SIGINT
 
 app = typer.Typer(
@@ -38,7 +40,7 @@ Assignments = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Change a setting, like --set graph.agents=20; nothing after = for its default.",
+        help="Change a setting, like --set batch.size=64; nothing after = for its default.",
     ),
 ]
 
@@ -163,9 +165,9 @@ def config(
 @app.command()
 def report(
     run: Annotated[list[Path], typer.Argument(help="Run directories.")],
-    out: Annotated[Path, typer.Option(help="Where the page that compares several runs is written.")] = Path(
-        "comparison.html"
-    ),
+    out: Annotated[
+        Path | None, typer.Option(help="The page that compares several runs; default comparison.html.")
+    ] = None,
     figures: Annotated[Path | None, typer.Option(help="Folder for every figure, as SVG and PNG.")] = None,
     tables: Annotated[Path | None, typer.Option(help="Folder for the tables, as Markdown, CSV and LaTeX.")] = None,
 ) -> None:
@@ -175,10 +177,20 @@ def report(
     from pdsl.report.reading import read_run
 
     runs = named([(directory, read_run(directory)) for directory in run])
+    if len(run) == 1 and out is not None:
+        raise PdslError(f"--out is for a page that compares several runs; the page of one is {run[0] / 'report.html'}")
+    target = out or Path("comparison.html")
+    if len(run) > 1:
+        check_file(target, "--out")
+    if figures is not None:
+        files.rasteriser()
+        check_folder(figures, "--figures")
+    if tables is not None:
+        check_folder(tables, "--tables")
     for directory in run:
         print(write_report(directory))
     if len(run) > 1:
-        print(write_comparison(runs, out))
+        print(write_comparison(runs, target))
     for path in files.write_figures(runs, figures) if figures else ():
         print(path)
     for path in files.write_all_tables(runs, tables) if tables else ():
@@ -253,24 +265,28 @@ def compare(
     from pdsl.cells.countdown import Countdown
     from pdsl.compare import Plan, carry_out, compared
     from pdsl.compare.page import write_page
-    from pdsl.compare.shown import rates, table
+    from pdsl.compare.shown import below, rates, table
     from pdsl.config import load
 
-    plan = Plan.of(load(config, assignments), algorithms.split(","), rates(grid), seeds)
-    task = f"{plan.base['data']['name']}-{plan.base['graph']['kind']}"
-    folder = out or Path("runs") / f"compare-{task}-{plan.key}"
+    own = [assignment for assignment in assignments if assignment.strip().startswith("algorithm")]
+    task = load(config, [assignment for assignment in assignments if assignment not in own])
+    plan = Plan.of(task, algorithms.split(","), rates(grid), seeds, own)
+    folder = out or Path("runs") / f"compare-{task.data.name}-{task.graph.kind}-{plan.key}"
     try:
         scores = carry_out(plan, folder, Countdown(_console(stderr=True), plan.total))
     except KeyboardInterrupt:
         print(f"pdsl: interrupted; the same command goes on with what is missing in {folder}", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
     comparison = compared(plan, scores, folder)
+    comparison.check()
     page = write_page(comparison)
     if as_json:
         print(json.dumps(comparison.as_dict()))
     else:
-        _console().print(table(comparison))
-        print(f"page: {page}")
+        console = _console()
+        console.width = max(console.width, WIDE)
+        console.print(table(comparison))
+        print(f"{below(comparison)}\npage: {page}")
 
 
 @app.command()
@@ -303,21 +319,25 @@ def reproduce(
     from pdsl.reproduce import CELLS, Plan, Task, collected
     from pdsl.reproduce.kept import read
     from pdsl.reproduce.layout import caption
-    from pdsl.reproduce.shown import tables
+    from pdsl.reproduce.shown import failures, tables
     from pdsl.reproduce.tables import as_dict
+    from pdsl.reproduce.written import check_keep, write
     from pdsl.reproduce.written import keep as keep_small
-    from pdsl.reproduce.written import write
 
     task = Task(reading, quick, rounds, tuple(rates(grid)) if grid else None, tuple(assignments))
     plan = Plan.of(target, task, only, seeds or (1 if quick else 3))
     folder = out or Path("runs") / ("reproduce-quick" if quick else "reproduce")
+    check_folder(folder, "--out")
     earlier = read(keep) if keep else {}
+    if keep:
+        check_keep(plan, folder, keep, earlier)
     try:
         carry_out(plan.wanted, folder / CELLS, Countdown(_console(stderr=True), plan.total), processes)
     except KeyboardInterrupt:
         print(f"pdsl: interrupted; the same command goes on with what is missing in {folder}", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
     found = {name: collected(name, plan, folder, earlier) for name in plan.targets}
+    failed = failures(list(found.values()))
     pages = {name: write(result, folder / reading) for name, result in found.items()}
     kept = [path for result in found.values() if keep for path in keep_small(result, keep)]
     if as_json:
@@ -330,7 +350,9 @@ def reproduce(
                 _console().print(table)
             print(f"{result.verdict()}\n{caption(result)}")
         print(f"page: {pages[name]}")
-    for path in kept:
+    for reason in failed:
+        print(f"failed: {reason}")
+    for path in dict.fromkeys(kept):
         print(f"kept: {path}")
 
 

@@ -28,6 +28,7 @@ class Countdown:
         how = (
             f"failed: {score.failed}" if score.failed else f"accuracy {score.accuracy:.4f}, on Q {score.on_public:.4f}"
         )
+        how += f" ({score.note})" * bool(score.note)
         self._say(f"[{done}/{self._total}] {score.name}  {how}  about {duration(round(left))} left")
 
     def _say(self, text: str) -> None:

@@ -7,11 +7,12 @@ import fcntl
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from pdsl import runner
@@ -23,6 +24,8 @@ from pdsl.runs import RunDirectory
 from pdsl.train import Experiment, state_from
 
 SCORE = "score.json"
+DIVERGED = 100.0  # a loss above it is that of no model: guessing among ten classes costs 2.3
+Measured = list[tuple[int, float | None, float]]  # round, loss and accuracy, mean over agents, on test data
 
 
 @dataclass(frozen=True)
@@ -38,36 +41,88 @@ class Score:
     epsilon: float | None = None
     bytes: int = 0
     seconds: float = 0.0
+    note: str = ""  # what was got over
+
+    @property
+    def no_candidate(self) -> str | None:
+        """Why the run's learning rate cannot be chosen; None where it can.
+
+        Where no bytes are told, no more than `on_public` was kept, and that is all to go by.
+        """
+        if self.failed is None and self.bytes and (self.loss is None or self.loss > DIVERGED):
+            return f"diverged: its loss is {'not finite' if self.loss is None else f'{self.loss:.3g}'}"
+        return self.failed
+
+
+_SCORE, _MEASURED = TypeAdapter(Score), TypeAdapter(Measured)
+
+
+def best_rate(trials: Mapping[float, Score]) -> float | None:
+    """The learning rate with the best accuracy on the public set, the smallest of equals; None if none is fit."""
+    fit = {rate: trials[rate].on_public for rate in sorted(trials) if trials[rate].no_candidate is None}
+    return max(fit, key=lambda rate: fit[rate]) if fit else None
 
 
 def run_cell(name: str, config: Config, folder: Path) -> Score | None:
     """The cell's score; None while another process has it. What was computed before is not computed again.
 
-    A failure is a score too. It does not count as finished: another time it may go well.
+    A failure is a score too, whatever went wrong. It does not count as finished: another time it may go well.
     """
     with _held(folder / f"{name}.lock") as ours:
         if not ours:
             return None
         if (found := finished(name, config, folder)) is not None:
             return found
+        damaged = (folder / name / SCORE).exists()
         try:
             score = _run(name, config, folder / name)
         except PdslError as e:
-            write_whole(folder / f"{name}.failed", str(e).encode())
-            return Score(name, failed=str(e))
-        write_whole(folder / name / SCORE, json.dumps(asdict(score)).encode())
+            return fail(name, folder, str(e))
+        except (Exception, SystemExit) as e:  # a model of the user's own may raise anything
+            return fail(name, folder, f"{type(e).__name__}: {e}")
+        stored = {key: value for key, value in asdict(score).items() if key != "note"}
+        write_whole(folder / name / SCORE, json.dumps(stored).encode())
         (folder / f"{name}.failed").unlink(missing_ok=True)
-        return score
+        return replace(score, note=f"{SCORE} was damaged and is written anew") if damaged else score
+
+
+def fail(name: str, folder: Path, reason: str) -> Score:
+    """Write down why a cell went wrong, in one line."""
+    reason = " ".join(reason.split())
+    write_whole(folder / f"{name}.failed", reason.encode())
+    return Score(name, failed=reason)
 
 
 def finished(name: str, config: Config, folder: Path) -> Score | None:
-    """The score of a cell that has ended well, with the settings that it would have now."""
-    try:
-        stored: dict[str, Any] = json.loads((folder / name / SCORE).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    """The score of a cell that has ended well, with the settings that it would have now; None too if it is damaged."""
+    score = _stored(folder / name / SCORE)
+    if score is None:
         return None
     _check(folder / name, config)
-    return Score(**{**stored, "name": name})
+    return replace(score, name=name)
+
+
+def _stored(file: Path) -> Score | None:
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        whole = isinstance(values, dict) and {f.name for f in fields(Score)} - {"note"} <= values.keys()
+        return _SCORE.validate_python(values) if whole else None
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def measured(run: Path) -> Measured:
+    """Loss and accuracy wherever a finished cell has them; refused where rows are damaged or missing."""
+    directory = RunDirectory.open(run)
+    rows = directory.rows()
+    try:
+        rounds = json.loads(directory.read("summary.json") or b"")["rounds"]
+        found = [(row["round"], row["loss"], row["accuracy"]) for row in rows if "accuracy" in row or "loss" in row]
+        if len(rows) == rounds:
+            return _MEASURED.validate_python(found)
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise PdslError(f"{run}/rows.jsonl is damaged; restore it, or move {run} away and give the command again")
 
 
 def _check(path: Path, config: Config) -> None:
@@ -92,7 +147,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def failure(name: str, folder: Path) -> Score | None:
     """The score of a cell that went wrong when it was last tried."""
     try:
-        return Score(name, failed=(folder / f"{name}.failed").read_text(encoding="utf-8"))
+        return Score(name, failed=(folder / f"{name}.failed").read_text(encoding="utf-8", errors="replace"))
     except FileNotFoundError:
         return None
 

@@ -31,9 +31,8 @@ def carry_out(plan: Plan, folder: Path, told: Told, processes: int | None = None
 
 
 def best_rate(plan: Plan, algorithm: str, scores: Scores) -> float | None:
-    """The learning rate with the best accuracy on the public set; the smallest of equals, None if all trials failed."""
-    trials = [cell for cell in plan.trials(algorithm) if scores[cell.name].failed is None]
-    return max(trials, key=lambda cell: scores[cell.name].on_public).learning_rate if trials else None
+    """The learning rate that the algorithm's trials chose; None if none of them is fit."""
+    return cells.best_rate({cell.learning_rate: scores[cell.name] for cell in plan.trials(algorithm)})
 
 
 def _claim(plan: Plan, folder: Path) -> None:

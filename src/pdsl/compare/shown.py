@@ -2,9 +2,10 @@
 
 from rich.table import Table
 
-from pdsl.compare.verdict import Comparison, Line
+from pdsl.compare.verdict import LEVEL, Comparison, Line
 from pdsl.errors import PdslError
 from pdsl.report.numbers import duration, plain, size
+from pdsl.rounded import rounded_up
 
 HEADINGS = (
     "algorithm",
@@ -40,24 +41,31 @@ def cells(line: Line) -> list[str]:
         plain(line.rounds_to_level),
         size(line.bytes or 0),
         duration(line.seconds),
-        "no noise" if line.epsilon is None else f"{line.epsilon:.4g}",
+        "no noise" if line.epsilon is None else rounded_up(line.epsilon),
     ]
 
 
 def caption(comparison: Comparison) -> str:
     p = comparison.plan
+    runs = f"{len(p.seeds)} seeds ± deviation" if len(p.seeds) > 1 else "1 seed"
     return (
-        f"Accuracy: mean over agents and {len(p.seeds)} seeds ± deviation. Learning rate: the best of"
-        f" {', '.join(f'{rate:g}' for rate in p.grid)} on the public set, tried on seed {p.seeds[0]}. Level:"
-        f" {comparison.level:.3f}. ε is that of one run: on data that matter, every trial would spend its own."
+        f"Accuracy: mean over agents and {runs}. Learning rate: the best of"
+        f" {', '.join(f'{rate:g}' for rate in p.grid)} on the public set, tried on seed {p.seeds[0]}. To level: the"
+        f" first round with an accuracy of {comparison.level:.3f}, {LEVEL:.0%} of the best run's. ε is that of one run:"
+        " on data that matter, every trial would spend its own."
     )
 
 
 def table(comparison: Comparison) -> Table:
-    shown = Table(*HEADINGS, box=None, header_style="bold", caption=caption(comparison), caption_justify="left")
+    """The paper's five fit 80 characters: the words of a heading stand below each other."""
+    shown = Table(box=None, header_style="bold", padding=(0, 1), pad_edge=False)
+    for heading in HEADINGS:
+        shown.add_column(heading.replace(" ", "\n"), no_wrap=True)
     for line in comparison.lines:
         shown.add_row(*cells(line))
-    for line in comparison.lines:
-        for reason in line.failed:
-            shown.add_row("failed", reason)
     return shown
+
+
+def below(comparison: Comparison) -> str:
+    """What is said under the table: what it shows, and what failed."""
+    return "\n".join([caption(comparison), *(f"failed: {reason}" for reason in comparison.failed)])

@@ -1,16 +1,16 @@
 """What a comparison came to: a row per algorithm, best first."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from pdsl.cells import Score
+from pdsl.cells import Score, measured
 from pdsl.cells.many import Scores
 from pdsl.compare.carry_out import best_rate
 from pdsl.compare.plan import Plan
+from pdsl.errors import PdslError
 
 LEVEL = 0.95  # of the best algorithm's accuracy is the level whose first round is reported
 
@@ -40,6 +40,15 @@ class Comparison:
     folder: Path
     plan: Plan
 
+    @property
+    def failed(self) -> list[str]:
+        return [reason for line in self.lines for reason in line.failed]
+
+    def check(self) -> None:
+        """Refuse to show a comparison in which there is nothing to compare."""
+        if all(line.accuracy is None for line in self.lines):
+            raise PdslError(f"no algorithm has a result; first of {len(self.failed)} that failed: {self.failed[0]}")
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "algorithms": [asdict(line) for line in self.lines],
@@ -67,8 +76,10 @@ def compared(plan: Plan, scores: Scores, folder: Path) -> Comparison:
 
 def _line(name: str, rate: float | None, trials: list[Score], finals: list[Score], level: float, folder: Path) -> Line:
     good = [score for score in finals if score.failed is None]
-    ran = {score.name: score for score in [*trials, *finals]}
-    failed = tuple(f"{score.name}: {score.failed}" for score in ran.values() if score.failed is not None)
+    wrong = {score.name: score.no_candidate for score in trials} | {
+        score.name: score.failed for score in finals if score not in trials
+    }
+    failed = tuple(f"{name}: {reason}" for name, reason in wrong.items() if reason is not None)
     accuracies = [score.accuracy for score in good]
     reached = [t for score in good if (t := first_round_at(folder / score.name, level)) is not None]
     epsilons = [score.epsilon for score in good if score.epsilon is not None]
@@ -94,9 +105,4 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def first_round_at(run: Path, level: float) -> int | None:
     """The first round in which the agents' mean accuracy was at least `level`."""
-    with (run / "rows.jsonl").open(encoding="utf-8") as lines:
-        for line in lines:
-            row = json.loads(line)
-            if row.get("accuracy", 0.0) >= level:
-                return int(row["round"])
-    return None
+    return next((t for t, _, accuracy in measured(run) if accuracy >= level), None)

@@ -12,20 +12,19 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pdsl.cells import Score
+from pdsl.cells import Measured, Score
 from pdsl.errors import PdslError
 from pdsl.files import write_whole
 from pdsl.reproduce.plan import Cell
 
 FILE = "cells.jsonl"
-Curve = list[tuple[int, float | None, float]]  # round, loss and accuracy, mean over agents, on test data
 
 
 @dataclass(frozen=True)
 class KeptCell:
     score: Score
     settings: str  # a digest of all of them
-    curve: Curve
+    curve: Measured
 
 
 def digest(cell: Cell) -> str:

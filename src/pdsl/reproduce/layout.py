@@ -8,10 +8,12 @@ from pdsl.report.numbers import signed
 from pdsl.reproduce.paper import AGENTS, EPSILONS, GRAPHS, METHODS, Setting
 from pdsl.reproduce.results import Entry, Results
 from pdsl.reproduce.tasks import READINGS
+from pdsl.rounded import rounded_up
 
 NAMES = {"full": "Fully-connected", "bipartite": "Bipartite", "ring": "Ring"}
 OFF = "noise off"
 MISSING = "—"
+RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 class Shown(NamedTuple):
@@ -43,13 +45,13 @@ def blocks(results: Results, columns: Sequence[tuple[str, int]], methods: Sequen
     for epsilon in EPSILONS[results.target]:
         first = Setting(results.target, epsilon, METHODS[0], GRAPHS[0], AGENTS[0])
         settings = {m: [replace(first, method=m, graph=g, agents=a) for g, a in columns] for m in methods}
-        rows = {m: [_shown(results.entries[s], results.first(s)) for s in row] for m, row in settings.items()}
+        rows = {m: [_shown(results, s) for s in row] for m, row in settings.items()}
         yield Block(_title(results, first), rows)
     off = results.noise_off
     at = EPSILONS[results.target][0]  # one run serves all ε
     cells = {m: [off.get(Setting(results.target, at, m, g, a)) for g, a in columns] for m in methods}
     if any(entry for row in cells.values() for entry in row):
-        yield Block(OFF, {m: [_without_noise(entry) for entry in row] for m, row in cells.items()})
+        yield Block(OFF, {m: [_without_noise(results, entry) for entry in row] for m, row in cells.items()})
 
 
 def _title(results: Results, setting: Setting) -> str:
@@ -57,7 +59,7 @@ def _title(results: Results, setting: Setting) -> str:
     task = results.plan.task
     alike = (e for e in results.entries.values() if e.setting.epsilon == setting.epsilon)
     spent = sorted(e.epsilon for e in alike if e.epsilon is not None)
-    ends = dict.fromkeys(f"{value:.3g}" for value in (*spent[:1], *spent[-1:]))
+    ends = dict.fromkeys(rounded_up(value) for value in (*spent[:1], *spent[-1:]))
     total = f", total {'–'.join(ends)}" if spent else ""
     match task.reading:
         case "total":
@@ -70,14 +72,27 @@ def _title(results: Results, setting: Setting) -> str:
             return f"ε = {setting.epsilon:g}; ours: noise off"
 
 
-def _shown(entry: Entry, first: bool) -> Shown:
-    if entry.ours is None or entry.difference is None:
+def _shown(results: Results, setting: Setting) -> Shown:
+    entry = results.entries[setting]
+    if entry.difference is None:
         return Shown(f"{entry.paper:.3f}", MISSING, "", False)
-    return Shown(f"{entry.paper:.3f}", f"{entry.ours:.3f}", signed(entry.difference, 3), first)
+    first = results.first(setting)
+    return Shown(f"{entry.paper:.3f}", _ours(results, entry), signed(entry.difference, 3), first)
 
 
-def _without_noise(entry: Entry | None) -> Shown:
-    return Shown("", MISSING if entry is None or entry.ours is None else f"{entry.ours:.3f}", "", False)
+def _without_noise(results: Results, entry: Entry | None) -> Shown:
+    return Shown("", MISSING if entry is None else _ours(results, entry), "", False)
+
+
+def _ours(results: Results, entry: Entry) -> str:
+    """Our number, and behind it how many runs it is of, where these are not all seeds."""
+    if entry.ours is None:
+        return MISSING
+    return f"{entry.ours:.3f}{f'{len(entry.seeds)}'.translate(RAISED) if _few(results, entry) else ''}"
+
+
+def _few(results: Results, entry: Entry) -> bool:
+    return 0 < len(entry.seeds) < len(results.plan.seeds)
 
 
 def caption(results: Results) -> str:
@@ -89,6 +104,8 @@ def caption(results: Results) -> str:
         f" Learning rate: the best of {rates} on the public set, for each method and graph, at M = {AGENTS[0]}, middle"
         f" ε, seed {p.seeds[0]}. {_lengths(results)}. {MISSING}: not run."
     )
+    if any(_few(results, entry) for entry in (*results.entries.values(), *results.noise_off.values())):
+        text += " A raised number behind ours: so many seeds only."
     return text if not p.task.quick else f"{text} Quick: handwritten digits and few rounds, not the paper's task."
 
 

@@ -2,11 +2,11 @@
 
 from pdsl.report.document import card, document, figure
 from pdsl.report.markup import element, words
-from pdsl.report.numbers import SPACE
+from pdsl.report.numbers import SPACE, epsilon
 from pdsl.report.picture import Picture
 from pdsl.reproduce.figures import drawn, losses
 from pdsl.reproduce.layout import NAMES, Shown, blocks, caption, columns, label
-from pdsl.reproduce.paper import AGENTS, GRAPHS, panels
+from pdsl.reproduce.paper import AGENTS, FIGURES, GRAPHS, METHODS, Setting, panels
 from pdsl.reproduce.results import Results
 from pdsl.reproduce.tasks import READINGS
 
@@ -17,7 +17,8 @@ def table_page(results: Results) -> str:
     empty = words("th", SPACE)
     rows = []
     for block in blocks(results, columns()):
-        rows.append(element("tr", words("th", block.title, colspan=len(columns()) + 1, scope="rowgroup")))
+        title = words("span", block.title)
+        rows.append(element("tr", element("th", title, colspan=len(columns()) + 1, scope="rowgroup")))
         rows += [
             element("tr", words("th", label(method), scope="row"), *map(_cell, row))
             for method, row in block.rows.items()
@@ -27,20 +28,24 @@ def table_page(results: Results) -> str:
     main = [
         card(
             "The paper's number, ours, the difference",
-            element("div", shown, class_="wide"),
+            element("div", shown, class_="wide", tabindex=0),
             words("p", caption(results), class_="described"),
         ),
         card("Command", words("pre", results.plan.command)),
     ]
-    if results.failed:
-        main.append(card("Failed", *(words("p", reason) for reason in results.failed)))
-    return document(results.title, results.verdict(), *main)
+    return document(results.title, results.verdict(), *main, _failed(results))
+
+
+def _failed(results: Results) -> str:
+    return card("Failed", *(words("p", reason) for reason in results.failed)) if results.failed else ""
 
 
 def _cell(cell: Shown) -> str:
-    """Three lines, so that nine columns fit a screen."""
+    """Three lines, so that nine columns fit a screen; one where the paper has no number."""
     ours = words("strong" if cell.first else "span", cell.ours)
-    parts = [words("span", cell.paper or SPACE), ours, words("span", cell.difference or SPACE)]
+    if not cell.paper:
+        return element("td", ours)
+    parts = [words("span", cell.paper), ours, words("span", cell.difference or SPACE)]
     return element("td", "<br/>".join(parts))
 
 
@@ -52,11 +57,11 @@ def figure_page(results: Results) -> str:
     task = results.plan.task
     drawings = [
         figure(
-            f"({panel}) ε = {epsilon:g} with M = {agents}",
+            f"({panel}) ε = {asked:g}; {_ours(results, agents, asked)}M = {agents}",
             "Loss on test data, mean over agents and seeds.",
-            element("div", _chart(drawn(losses(results, panel))), class_="chart"),
+            _chart(drawn(losses(results, panel))),
         )
-        for panel, (agents, epsilon) in panels(results.target).items()
+        for panel, (agents, asked) in panels(results.target).items()
     ]
     said = f"ε is the paper's; read here as {task.reading}: {READINGS[task.reading]}."
     if task.quick:
@@ -64,6 +69,19 @@ def figure_page(results: Results) -> str:
     return document(
         results.title,
         said,
-        element("div", *drawings, class_="columns"),
+        element("div", *drawings, class_="even three"),
         card("Command", words("pre", results.plan.command)),
+        _failed(results),
     )
+
+
+def _ours(results: Results, agents: int, asked: float) -> str:
+    """What stands in the place of a panel's ε: the total that was set or, where none was, the most that was spent."""
+    task, (table, graph) = results.plan.task, FIGURES[results.target]
+    settings = [Setting(table, asked, method, graph, agents) for method in METHODS]
+    if task.reading == "none":
+        return "ours: noise off; "
+    if task.reading == "total":
+        return f"ours: total {epsilon(task.epsilon(settings[0]))}; "
+    spent = [total for setting in settings if (total := results.entries[setting].epsilon) is not None]
+    return f"ours: total {epsilon(max(spent))}; " if spent else ""

@@ -8,15 +8,27 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
+from pdsl.cells import best_rate, check_data
 from pdsl.cells.many import Scores
 from pdsl.config import Config
-from pdsl.data import data_root, status
 from pdsl.errors import PdslError
 from pdsl.reproduce.paper import AGENTS, EPSILONS, FIGURES, GRAPHS, METHODS, TABLES, Setting, settings_of
 from pdsl.reproduce.tasks import READINGS, Task, totals
 
 TARGETS = (*TABLES, *FIGURES)
 KEYS = ("agents", "graph", "epsilon", "method")
+OWN = {  # what a cell is called by, and what chooses it
+    "seed": "--seeds",
+    "graph.kind": "--only graph=ring",
+    "graph.agents": "--only agents=10",
+    "algorithm.name": "--only method=pdsl",
+    "algorithm.learning_rate": "--grid",
+    "privacy.mode": "--reading",
+    "privacy.target_epsilon": "--only epsilon=1",
+    "privacy.epsilon_per_round": "--only epsilon=1",
+    "privacy.sigma": "--reading",
+    "privacy.noise_multiplier": "--reading",
+}
 
 
 class Cell(NamedTuple):
@@ -56,13 +68,13 @@ class Plan:
             raise PdslError(f"--reading {task.reading}: there are: {', '.join(READINGS)}")
         if task.rates is not None and (not task.rates or min(task.rates) <= 0):
             raise PdslError("--grid: give learning rates above 0, like 0.5,1,2")
+        for assignment in task.assignments:
+            _check_label(assignment)
         targets = TARGETS if target == "all" else (target,)
         found = dict.fromkeys(s for name in targets for s in settings_of(name))
         asked = _filtered(found, only, task)
         names = {task.config(s, task.rates_of(s.table)[0], 0).data.name for s in asked}
-        for name, present, where in status(data_root()):
-            if name in names and not present:
-                raise PdslError(f"{name} is not in {where}; run 'pdsl data fetch {name}', or set PDSL_DATA")
+        check_data(names)
         return cls(task, targets, tuple(asked), tuple(range(seeds)), _command(target, task, only, seeds))
 
     def trials(self, setting: Setting) -> dict[float, Cell]:
@@ -71,12 +83,10 @@ class Plan:
         return {rate: cell_of(self.task, spot, rate, self.seeds[0]) for rate in self.task.rates_of(setting.table)}
 
     def rate(self, setting: Setting, scores: Scores) -> float | None:
-        """The trials' choice: best on the public set, the smallest of equals; None if it cannot be known yet."""
-        trials = {rate: scores.get(cell.name) for rate, cell in self.trials(setting).items()}
-        if any(score is None for score in trials.values()):
-            return None
-        good = {rate: score for rate, score in trials.items() if score is not None and score.failed is None}
-        return max(good, key=lambda rate: good[rate].on_public) if good else None
+        """The trials' choice; None if none of them is fit, or it cannot be known yet."""
+        cells = self.trials(setting)
+        found = {rate: scores[cell.name] for rate, cell in cells.items() if cell.name in scores}
+        return best_rate(found) if len(found) == len(cells) else None
 
     def finals(self, setting: Setting, learning_rate: float) -> list[Cell]:
         """Runs that count."""
@@ -96,6 +106,14 @@ class Plan:
         trials = {c.name for setting in self.asked for c in self.trials(setting).values()}
         finals = {c.name for setting in self.asked for c in self.finals(setting, self.task.rates_of(setting.table)[0])}
         return len(trials | finals)
+
+
+def _check_label(assignment: str) -> None:
+    """Refuse to change what a table says of its cells."""
+    key = assignment.partition("=")[0].strip()
+    for name, option in OWN.items():
+        if name == key or name.startswith(f"{key}."):
+            raise PdslError(f"--set {assignment}: {name} is what the table calls its cells by; choose with {option}")
 
 
 def _command(target: str, task: Task, only: str | None, seeds: int) -> str:

@@ -6,11 +6,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from pdsl.cells import Score, failure, finished
-from pdsl.reproduce.kept import Curve, KeptCell, digest, with_settings_of_now
+from pdsl.cells import Measured, Score, failure, finished, measured
+from pdsl.reproduce.kept import KeptCell, digest, with_settings_of_now
 from pdsl.reproduce.paper import METHODS, TITLES, Setting, accuracies, settings_of
 from pdsl.reproduce.plan import Cell, Plan
-from pdsl.runs import RunDirectory
 
 CELLS = "cells"  # the runs, in the folder of --out
 
@@ -99,19 +98,27 @@ class Results:
 
     @property
     def title(self) -> str:
-        title = TITLES[self.target]
-        return f"{title} (quick: handwritten digits instead)" if self.plan.task.quick else title
+        title, task, at = TITLES[self.target], self.plan.task, next(iter(self.entries))
+        usual = replace(task, assignments=(), quick=False)
+        data, papers = (t.config(at, t.rates_of(at.table)[0], 0).data.name for t in (task, usual))
+        if task.quick and data == "digits":
+            return f"{title} (quick: handwritten digits instead)"
+        return title if data == papers else f"{title} ({data} instead)"
+
+    def comparable(self, setting: Setting) -> bool:
+        """Whether all five methods have runs of this graph, M and ε, and of the same seeds."""
+        seeds = {self.entries[replace(setting, method=method)].seeds for method in METHODS}
+        return len(seeds) == 1 and () not in seeds
 
     def first(self, setting: Setting) -> bool:
-        """Whether no other method of this graph, M and ε does better, where at least two are there to compare."""
-        rivals = [self.entries[replace(setting, method=method)].ours for method in METHODS]
-        here = [value for value in rivals if value is not None]
-        return len(here) > 1 and self.entries[setting].ours == max(here)
+        """Whether no other method of this graph, M and ε does better, where they can be compared."""
+        rivals = (self.entries[replace(setting, method=method)].ours or 0.0 for method in METHODS)
+        return self.comparable(setting) and self.entries[setting].ours == max(rivals)
 
     def verdict(self) -> str:
         """In how many cells PDSL is first, and at or above the paper's number."""
         done = [e for e in self.entries.values() if e.setting.method == "pdsl" and e.ours is not None]
-        whole = [e for e in done if all(self.entries[replace(e.setting, method=m)].ours is not None for m in METHODS)]
+        whole = [e for e in done if self.comparable(e.setting)]
         above = sum(round(e.ours or 0.0, 3) >= e.paper for e in done)
         first = sum(self.first(e.setting) for e in whole)
         ended = sum(e.ours is not None for e in self.entries.values())
@@ -120,6 +127,11 @@ class Results:
             text += f" PDSL is at or above the paper's number in {above} of {len(done)} cells"
             text += f", and first of the five in {first} of {len(whole)}." if whole else "."
         return text
+
+    @property
+    def runs(self) -> set[tuple[Setting, int]]:
+        """Settings and seeds that have ended."""
+        return _runs(self.entries)
 
     @property
     def failed(self) -> list[str]:
@@ -131,16 +143,15 @@ class Results:
         assert rate is not None
         return self.plan.finals(setting, rate)[self.plan.seeds.index(seed)]
 
-    def curves(self, setting: Setting) -> dict[int, Curve]:
+    def curves(self, setting: Setting) -> dict[int, Measured]:
         """By seed, where it was measured."""
         return {seed: self._curve(self.cell(setting, seed)) for seed in self.entries[setting].seeds}
 
-    def _curve(self, cell: Cell) -> Curve:
-        place = self.folder / CELLS / cell.name
-        if not place.exists():
+    def _curve(self, cell: Cell) -> Measured:
+        if finished(*cell, self.folder / CELLS) is None:
             return self.kept[cell.name].curve
-        rows = RunDirectory.open(place).rows()
-        return [(row["round"], short(row["loss"]), round(row["accuracy"], 5)) for row in rows if "accuracy" in row]
+        found = measured(self.folder / CELLS / cell.name)
+        return [(t, short(loss), round(accuracy, 5)) for t, loss, accuracy in found]
 
     def to_keep(self) -> dict[str, KeptCell]:
         """Every cell of the table whose run is here; what failed too, for a rate that diverged was tried."""
@@ -164,7 +175,7 @@ def collected(target: str, plan: Plan, folder: Path, kept: Mapping[str, KeptCell
     trials = {}
     for s in settings:
         tried = {rate: scores.get(cell.name) for rate, cell in plan.trials(s).items()}
-        values = {rate: None if score is None or score.failed else score.on_public for rate, score in tried.items()}
+        values = {r: None if score is None or score.no_candidate else score.on_public for r, score in tried.items()}
         trials[s.method, s.graph] = Trials(s.method, s.graph, values, plan.rate(s, scores))
     off = replace(plan, task=replace(plan.task, reading="none"))
     noise_off = {} if plan.task.reading == "none" else _entries(settings, off, folder, kept)
@@ -179,8 +190,17 @@ def collected(target: str, plan: Plan, folder: Path, kept: Mapping[str, KeptCell
     )
 
 
+def kept_runs(target: str, plan: Plan, kept: Mapping[str, KeptCell]) -> set[tuple[Setting, int]]:
+    """Settings and seeds that were kept with the settings which this plan gives them."""
+    return _runs(_entries(settings_of(target), plan, None, kept))
+
+
+def _runs(entries: Mapping[Setting, Entry]) -> set[tuple[Setting, int]]:
+    return {(setting, seed) for setting, entry in entries.items() for seed in entry.seeds}
+
+
 def _entries(
-    settings: Sequence[Setting], plan: Plan, folder: Path, kept: Mapping[str, KeptCell]
+    settings: Sequence[Setting], plan: Plan, folder: Path | None, kept: Mapping[str, KeptCell]
 ) -> dict[Setting, Entry]:
     trials = {s: plan.trials(s).values() for s in settings}
     scores = _scores([cell for cells in trials.values() for cell in cells], folder, kept)
@@ -194,13 +214,18 @@ def _entries(
             for seed, cell in zip(plan.seeds, finals, strict=False)
             if cell.name in found and found[cell.name].failed is None
         }
-        ran = {cell.name: scores.get(cell.name) for cell in trials[s]} | found
-        failed = tuple(f"{name}: {score.failed}" for name, score in ran.items() if score and score.failed)
+        wrong = {name: score.failed for name, score in found.items()}
+        wrong |= {cell.name: scores[cell.name].no_candidate for cell in trials[s] if cell.name in scores}
+        failed = tuple(f"{name}: {reason}" for name, reason in wrong.items() if reason)
         entries[s] = Entry(s, accuracies()[s], rate, tuple(good), tuple(good.values()), failed)
     return entries
 
 
-def _scores(cells: Sequence[Cell], folder: Path, kept: Mapping[str, KeptCell]) -> dict[str, Score]:
-    place = folder / CELLS
-    found = {name: finished(name, config, place) or failure(name, place) for name, config in dict(cells).items()}
-    return with_settings_of_now(kept, cells) | {name: score for name, score in found.items() if score is not None}
+def _scores(cells: Sequence[Cell], folder: Path | None, kept: Mapping[str, KeptCell]) -> dict[str, Score]:
+    """Those that have ended in the folder, or failed there; in the place of others, what was kept."""
+    scores = with_settings_of_now(kept, cells)
+    if folder is not None:
+        for cell in {cell.name: cell for cell in cells}.values():
+            if found := finished(*cell, folder / CELLS) or failure(cell.name, folder / CELLS):
+                scores[cell.name] = found
+    return scores

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pdsl.reproduce.layout import MISSING, NAMES, Shown, blocks, caption, columns, label
+from pdsl.reproduce.layout import MISSING, NAMES, RAISED, Shown, blocks, caption, columns, label
 from pdsl.reproduce.paper import AGENTS, GRAPHS
 from pdsl.reproduce.results import Results, short
 
@@ -54,6 +54,7 @@ def _plain(cell: Shown) -> str:
 def latex(results: Results) -> str:
     """A tabular for a paper that loads multirow; in each cell the paper's number, ours, and the difference."""
     lines = [
+        f"% {caption(results)}",
         r"\begin{tabular}{c|c|" + "|".join("c" * len(columns())) + "}",
         r"\hline",
         r"\multirow{2}{*}{Privacy budget} & \multirow{2}{*}{Methods} & "
@@ -71,7 +72,8 @@ def latex(results: Results) -> str:
 
 
 def _tex(cell: Shown) -> str:
-    ours = rf"\textbf{{{cell.ours}}}" if cell.first else cell.ours.replace(MISSING, "---")
+    ours = cell.ours.replace(MISSING, "---").translate({raised: f"$^{chr(digit)}$" for digit, raised in RAISED.items()})
+    ours = rf"\textbf{{{ours}}}" if cell.first else ours
     parts = (cell.paper, ours, cell.difference.replace("−", "$-$").replace("+", "$+$"))
     return r"\shortstack{" + r"\\".join(part for part in parts if part) + "}"
 

@@ -49,7 +49,13 @@ def answer(given: dict[str, Any], points: "list[Point] | None" = None) -> dict[s
         raise PdslError(f"{WHERE}: {options} missing; give each a number, --graph and --agents for ρ, or --run for all")
     for name, value in given.items():
         _check(name, value)
-    s = Step(**{name: given[name] for name in names})
+    try:
+        return _answer(Step(**{name: given[name] for name in names}), given, points)
+    except ArithmeticError as e:
+        raise PdslError(f"{WHERE}: too large or too small to compute with; try constants from 1e-30 to 1e30") from e
+
+
+def _answer(s: Step, given: dict[str, Any], points: "list[Point] | None") -> dict[str, Any]:
     lacking = [name for name in Setting.__dataclass_fields__ if name not in given]
     terms = None
     if not lacking:
