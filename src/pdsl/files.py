@@ -28,9 +28,12 @@ def write_whole(path: Path, content: bytes, mode: int = PUBLIC) -> None:
         os.close(folder)
 
 
-def read_private(path: Path) -> bytes:
+def read_private(path: Path, advice: str = "restore it from a copy") -> bytes:
     """A secret's bytes. Refused if anybody but its owner could have read or changed it."""
-    mode = path.stat().st_mode & 0o777
-    if mode & 0o077:
-        raise PdslError(f"{path} is open to others (mode {mode:04o}); if none has read it: chmod 600 {path}")
-    return path.read_bytes()
+    try:
+        mode = path.stat().st_mode & 0o777
+        if mode & 0o077:
+            raise PdslError(f"{path} is open to others (mode {mode:04o}); if none has read it: chmod 600 {path}")
+        return path.read_bytes()
+    except OSError as e:
+        raise PdslError(f"{path}: {e.strerror}; {advice}") from e

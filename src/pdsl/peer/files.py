@@ -1,4 +1,4 @@
-"""Files of an organisation's folder: who may have read them, and how those that others sent are read."""
+"""Files that others sent: how they are read."""
 
 import tomllib
 from pathlib import Path
@@ -7,17 +7,6 @@ from typing import Any
 from pdsl.errors import PdslError
 
 MOST_BYTES = 1_000_000  # of a card or a plan
-
-
-def read_private(path: Path, advice: str = "restore it from a copy") -> bytes:
-    """A secret's bytes. Refused if anybody but its owner could have read or changed it."""
-    try:
-        mode = path.stat().st_mode & 0o777
-        if mode & 0o077:
-            raise PdslError(f"{path} is open to others (mode {mode:04o}); if none has read it: chmod 600 {path}")
-        return path.read_bytes()
-    except OSError as e:
-        raise PdslError(f"{path}: {e.strerror}; {advice}") from e
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from pdsl.errors import PdslError
-from pdsl.files import PRIVATE, write_whole
-from pdsl.peer.files import parse_toml, read_private, read_toml
+from pdsl.files import PRIVATE, read_private, write_whole
+from pdsl.peer.files import parse_toml, read_toml
 
 KEY, CERTIFICATE, CARD = "key.pem", "certificate.pem", "card.toml"
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pdsl.errors import PdslError
-from pdsl.files import PRIVATE, write_whole
+from pdsl.files import PRIVATE, read_private, write_whole
 from pdsl.peer.account import Account
 from pdsl.peer.events import Events
-from pdsl.peer.files import read_private
 from pdsl.peer.sent import DamagedError, SentLog
 from pdsl.randomness import KEY_BYTES
 from pdsl.runs import Row
