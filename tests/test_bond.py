@@ -3,16 +3,19 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pdsl.config import load
-from pdsl.errors import PdslError
+from pdsl import ring, train
+from pdsl.privacy import Ledger
 from pdsl.runner import execute, take_up
+from pdsl.runs import RunDirectory
 from tests.commands import SMALL, settings
 from tests.commands import pdsl as command
+from tests.refusals import refused
 
 T = 4
 PRIVATE = [*SMALL, "privacy.mode=sound", "privacy.target_epsilon=2", f"rounds={T}", "checkpoint_every=2"]
@@ -131,20 +134,44 @@ def test_untouched_it_goes_on_to_the_same_models(finished: Path, cut: Path) -> N
     )
 
 
-def test_cut_before_its_first_round_it_can_begin_again(cut: Path) -> None:
+@pytest.mark.parametrize("there", ["nothing", "ledger", "ledger and key"])
+def test_cut_before_its_first_round_it_can_begin_again(cut: Path, there: str) -> None:
+    """A crash before, between and after the writing of ledger and key."""
     without_checkpoints(cut)
+    early, directory = take_up(cut, [])
+    key = (cut / "secret.key").read_bytes()
     (cut / "ledger.json").unlink()
     (cut / "secret.key").unlink()
+    ledger = early.open_ledger()
+    assert ledger is not None
+    if there != "nothing":
+        directory.write("ledger.json", early.bond.sealed(ledger).encode())
+    if there == "ledger and key":
+        directory.write("secret.key", key, 0o600)
     assert command("run", "--json", "--resume", cut).code == 0
 
 
-def test_a_process_that_looked_too_early_does_not_go_on(cut: Path) -> None:
+def test_a_process_that_looked_too_early_does_not_go_on(finished: Path, cut: Path) -> None:
     without_checkpoints(cut)
+    ledger, key = (cut / "ledger.json").read_bytes(), (cut / "secret.key").read_bytes()
     (cut / "ledger.json").unlink()
-    key = (cut / "secret.key").read_bytes()
     (cut / "secret.key").unlink()
     early, directory = take_up(cut, [])
     directory.write("secret.key", key, 0o600)  # another process was faster
-    with pytest.raises(PdslError, match="what was spent is not known"):
+    directory.write("ledger.json", ledger)
+    with refused("another process has gone on"):
         execute(early, directory, lambda: None, lambda row: None, lambda line: None)
-    assert load(None, [], base=directory.config()).rounds == T
+
+
+def test_a_private_run_stays_on_its_device(cut: Path) -> None:
+    directory = RunDirectory(cut)
+    elsewhere = replace(take_up(cut, [])[0].bond, device="cuda")
+    text = (directory.read("ledger.json") or b"").decode()
+    with refused("engine.device is not the one"):
+        elsewhere.check(Ledger.from_json(text, "here"), text, "here")
+
+
+def test_a_run_saved_from_python_is_tied_too(tmp_path: Path) -> None:
+    result = train("softmax", "digits", graph=ring(4), rounds=2, privacy={"target_epsilon": 4.0})
+    text = (result.save(tmp_path / "saved") / "ledger.json").read_text()
+    result.experiment.bond.check(Ledger.from_json(text, "here"), text, "here")

@@ -255,6 +255,12 @@ def test_a_folder_is_for_the_plan_that_was_begun_in_it(tmp_path: Path, loop: Loo
     join(renewed, plan)  # the same one again, with the key of today
     assert run(renewed, loop)["epsilon"] == spent[0]
 
+    (own.folder / "run/config.toml").unlink()
+    assert run(renewed, loop)["epsilon"] == spent[0]
+    with (own.folder / "begun").open("a") as file:
+        file.write("4\n")  # as if the whole of run/ were a copy from before round 4
+    with refused("ledger.json is an older one", "round 4"):
+        run(renewed, loop)
     shutil.rmtree(own.folder / "run")
     with refused("ledger.json is missing", "what was spent is not known"):
         run(renewed, loop)

@@ -134,6 +134,18 @@ def test_a_log_that_lacks_something_is_lost(tmp_path: Path, kept: list[int]) -> 
     assert incarnate(tmp_path, spent, Events(tmp_path / "events")).number == 2
 
 
+def test_a_log_is_its_own_keys(tmp_path: Path) -> None:
+    spent = three_rounds(tmp_path)
+    key_file(tmp_path, 1).write_bytes(bytes(range(32)))
+    assert incarnate(tmp_path, spent, Events(tmp_path / "events")).number == 2
+
+
+def test_a_copy_of_a_log_is_in_nobodys_way(tmp_path: Path) -> None:
+    spent = three_rounds(tmp_path)
+    (tmp_path / "sent-1-copy.log").write_bytes(log_file(tmp_path, 1).read_bytes())
+    check_account(tmp_path, spent, [])
+
+
 def test_a_round_cut_between_its_charge_and_its_noise_is_run_again(tmp_path: Path) -> None:
     spent = three_rounds(tmp_path)
     events = Events(tmp_path / "events")

@@ -80,6 +80,10 @@ class Config(Section):
         return tomli_w.dumps(self.as_dict())
 
 
+# Of a run that has begun: what changes no row. A private run stays on its device besides (see `privacy.bond`).
+MAY_CHANGE = ("rounds", "checkpoint_every", "engine.workers", "engine.device", "engine.timeout")
+
+
 def validated(values: Mapping[str, Any], where: str) -> Config:
     """A Config from nested values; a mistake becomes one line that names the setting, the value and what is allowed."""
     try:

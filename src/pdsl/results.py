@@ -14,7 +14,6 @@ from torch import nn
 from pdsl.checkpoints import Checkpoint
 from pdsl.errors import PdslError
 from pdsl.privacy import Ledger
-from pdsl.privacy.bond import Bond
 from pdsl.privacy.statement import adversaries, statement
 from pdsl.report import write_report
 from pdsl.runs import RunDirectory
@@ -133,18 +132,13 @@ def stopped(result: Result) -> str | None:
     return f"after round {done} of {asked}: another would pass the budget of ε = {result.ledger.budget:g}"
 
 
-def finish(run: RunDirectory, result: Result, bond: Bond | None = None) -> dict[str, Any]:
-    """Write what a finished run leaves: the mean model, the summary and the page. Returns the summary.
-
-    Without a bond the ledger can be read, but the run cannot go on.
-    """
+def finish(run: RunDirectory, result: Result) -> dict[str, Any]:
+    """Write what a finished run leaves: the mean model, the summary and the page. Returns the summary."""
     # cloned, since a file does not hold one tensor under two names, as tied layers do
     named = {name: tensor.clone().contiguous() for name, tensor in result.model.state_dict().items()}
     run.write("model.safetensors", save(named))
     if result.ledger is not None:
-        ledger = result.ledger
-        text = ledger.to_json(costs=True) if bond is None else bond.sealed(ledger, costs=True)
-        run.write("ledger.json", text.encode())
+        run.write("ledger.json", result.experiment.bond.sealed(result.ledger, costs=True).encode())
     summary = {**summarise(result), "run": str(run.path)}
     run.write("summary.json", json.dumps(summary, indent=2, ensure_ascii=False).encode())
     write_report(run.path)

@@ -10,13 +10,12 @@ from typing import Any
 
 from pdsl import config as configs
 from pdsl.checkpoints import Checkpoint
-from pdsl.config import Config
+from pdsl.config import MAY_CHANGE, Config
 from pdsl.engine.ranks import Alone, Processes
 from pdsl.errors import PdslError
 from pdsl.files import PRIVATE, read_private
 from pdsl.privacy import Ledger, Mechanism
-from pdsl.privacy.bond import Bond, settings_digest
-from pdsl.randomness import KEY_BYTES, SecretStreams
+from pdsl.randomness import KEY_BYTES
 from pdsl.results import Result, finish
 from pdsl.runs import RunDirectory, unused
 from pdsl.train import Experiment, Row, final_evaluation, prepare, rounds, state_from, state_tensors
@@ -26,8 +25,6 @@ Watch = Callable[[Row], None]  # told about every new row, and the last of the o
 Complain = Callable[[str], None]  # told about damage that was got over
 LEDGER, KEY, JOB = "ledger.json", "secret.key", "job"
 ALONE = Alone()
-# on resuming: what changes no row
-MAY_CHANGE = ("rounds", "checkpoint_every", "engine.workers", "engine.device", "engine.timeout")
 
 
 def start(config: Config, out: Path, ranks: Processes = ALONE) -> tuple[Experiment, RunDirectory]:
@@ -145,7 +142,7 @@ def _execute(e: Experiment, run: RunDirectory, begin: Begin, watch: Watch, compl
         state = state_from(e.config, checkpoint.tensors)
         if done > e.config.rounds:
             raise PdslError(f"{run.path} has {done} rounds already; rounds={e.config.rounds} cannot take any back")
-    ledger, tied = _agreed_ledger(e, run, done), bond(e)
+    ledger = _agreed_ledger(e, run, done)
     rows: list[Row] = []
     if engine.writes:
         for complaint in complaints:
@@ -167,7 +164,7 @@ def _execute(e: Experiment, run: RunDirectory, begin: Begin, watch: Watch, compl
 
     def announce(ledger: Ledger) -> None:
         if engine.writes:
-            run.write(LEDGER, tied.sealed(ledger).encode())
+            run.write(LEDGER, e.bond.sealed(ledger).encode())
         engine.gather([])  # nobody sends before it is written
 
     def save(t: int) -> None:
@@ -196,47 +193,52 @@ def _execute(e: Experiment, run: RunDirectory, begin: Begin, watch: Watch, compl
     if done % e.config.checkpoint_every:
         save(done)
     evaluation = final_evaluation(e, state.x)
-    return finish(run, Result(e, rows, state, evaluation, seconds, ledger), tied) if engine.writes else {}
-
-
-def bond(e: Experiment) -> Bond:
-    """What the run's ledger is tied to."""
-    secret = e.streams.key if isinstance(e.streams, SecretStreams) else b""
-    besides = (*MAY_CHANGE, "data.path")  # what is found there counts, not where
-    return Bond(settings_digest(e.config.as_dict(), besides), e.records, secret)
+    return finish(run, Result(e, rows, state, evaluation, seconds, ledger)) if engine.writes else {}
 
 
 def _agreed_ledger(e: Experiment, run: RunDirectory, done: int) -> Ledger | None:
     """The run's ledger: of this very run, and with every round in it that was run. A new run's is written first."""
     if e.mechanisms is None:
         return None
-    where = run.path / LEDGER
+    ledger, problem = None, None
+    try:
+        ledger = _looked_up(e, run, done)
+    except PdslError as error:
+        problem = str(error)
+    told = e.engine.gather([(problem, e.records)])  # everybody has looked, and all go on or none
+    for problem, records in told:
+        if problem is not None:
+            raise PdslError(problem)
+        if records != e.records:
+            raise PdslError("the processes of the run do not have the same records; give all of them the same data")
+    if ledger is not None and ledger.rounds:
+        return ledger
+    ledger = e.open_ledger()
+    if e.engine.writes and ledger is not None:
+        run.write(LEDGER, e.bond.sealed(ledger).encode())  # before the key: where there is a key, there is a ledger
+        if e.streams.secret and _read_key(run) is None:
+            run.write(KEY, e.bond.secret, PRIVATE)
+    return ledger
+
+
+def _looked_up(e: Experiment, run: RunDirectory, done: int) -> Ledger | None:
+    """The ledger in the directory, which is compared with all that is there; None where nothing was charged yet."""
     stored, key, rows = run.read(LEDGER), _read_key(run), len(run.rows())
-    ledger = e.open_ledger() if stored is None else read_ledger(run)
-    assert ledger is not None
-    if ledger.rounds < max(done, rows) or (stored is None and key is not None):
+    where = str(run.path / LEDGER)
+    text = None if stored is None else stored.decode(errors="replace")
+    ledger = None if text is None else Ledger.from_json(text, where)
+    charged = 0 if ledger is None else ledger.rounds
+    if charged < max(done, rows) or (ledger is None and key is not None):
         raise PdslError(
             f"{where} does not account for the {max(done, rows)} rounds that were run, so what was spent is not known;"
             " restore it, or start the run anew"
         )
-    if e.streams.secret and ledger.rounds and key is None:
+    if key not in (None, e.bond.secret) or (charged and ledger is not None and ledger.mechanisms != e.mechanisms):
+        raise PdslError(f"another process has gone on with {run.path} in the meantime; start this one again")
+    if e.streams.secret and charged and key is None:
         raise PdslError(
             f"{run.path / KEY} is missing: a round run again would draw new noise; restore it, or start anew"
         )
-    tied = bond(e)
-    if stored is not None:
-        tied.check(ledger, stored.decode(errors="replace"), str(where))
-    if key not in (None, tied.secret) or (ledger.mechanisms or e.mechanisms) != e.mechanisms:
-        raise PdslError(f"another process has gone on with {run.path} in the meantime; start this one again")
-    before, now = run.config().get("engine", {}).get("device", "cpu"), e.config.engine.device
-    if done < ledger.rounds and before != now:
-        raise PdslError(
-            f"rounds {done + 1} to {ledger.rounds} are run again and must send the same bytes, which {now} would not;"
-            f" resume with engine.device={before} first"
-        )
-    e.engine.gather([])  # everybody has looked
-    if e.engine.writes and stored is None:
-        run.write(LEDGER, tied.sealed(ledger).encode())  # before the key: where there is a key, there is a ledger
-    if e.engine.writes and e.streams.secret and key is None:
-        run.write(KEY, tied.secret, PRIVATE)
+    if ledger is not None and text is not None and (charged or key is not None):
+        e.bond.check(ledger, text, where)
     return ledger

@@ -18,7 +18,7 @@ from pdsl import graph as graphs
 from pdsl import models
 from pdsl.algorithms import Facts, Round
 from pdsl.algorithms.base import Objectives
-from pdsl.config import Config
+from pdsl.config import MAY_CHANGE, Config
 from pdsl.data import Batches, Data, label_counts, load, partition, split_public
 from pdsl.engine import Engine, Local
 from pdsl.errors import PdslError
@@ -27,7 +27,7 @@ from pdsl.graph import Graph
 from pdsl.models import Network
 from pdsl.parallel import Workers
 from pdsl.privacy import Ledger, Mechanism, Noise, Release, mechanisms
-from pdsl.privacy.bond import records_digest
+from pdsl.privacy.bond import Bond, records_digest, settings_digest
 from pdsl.randomness import SecretStreams, Streams
 from pdsl.rogues import Rogues, Spoiled, drawn, flipped
 from pdsl.shapley import Validation
@@ -73,6 +73,14 @@ class Experiment:
             dict(zip(self.graph.neighbourhood(i).tolist(), s, strict=True)) if s else {}
             for i, s in enumerate(stretches)
         ]
+
+    @property
+    def bond(self) -> Bond:
+        """What the run's ledger is tied to."""
+        besides = (*MAY_CHANGE, "data.path")  # what is found there counts, not where
+        secret = self.streams.key if isinstance(self.streams, SecretStreams) else b""
+        settings = settings_digest(self.config.as_dict(), besides)
+        return Bond(settings, self.records, self.config.engine.device, secret)
 
     def open_ledger(self) -> Ledger | None:
         """A ledger with nothing in it; None without noise, when no number could stand in it."""

@@ -125,7 +125,9 @@ class Account:
             mark = int(size), str(digest)
             said = (stored["plan"], stored["agent"], stored["delta"], stored["budget"])
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
-            raise PdslError(f"{where} is damaged, so what was spent is not known; restore it from a copy") from e
+            raise PdslError(
+                f"{where} is damaged, or of an earlier version, so what was spent is not known; restore it from a copy"
+            ) from e
         if said[0] != self.plan:
             raise PdslError(f"{where} is of another plan; make a new folder with 'pdsl peer init' for this one")
         strangers = frozenset().union(*charges.values()) - set(self.members)

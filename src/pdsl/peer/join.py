@@ -1,5 +1,8 @@
 """Joining a plan: is it about us, whom do we talk to, and whose certificates do we accept from now on."""
 
+import os
+from typing import NamedTuple
+
 from pdsl.errors import PdslError
 from pdsl.files import write_whole
 from pdsl.peer.identity import Identity
@@ -15,10 +18,10 @@ def join(own: Identity, plan: Plan) -> list[int]:
     Pins that are there already stay as they are: to join again does not bring back what was revoked.
     """
     me = plan.agent(own.card.name)
-    begun = begun_plan(own)
-    if begun not in (None, plan.hash):
+    before = begun(own)
+    if before is not None and before.plan != plan.hash:
         raise PdslError(f"{own.folder} has begun another plan; make a new folder with 'pdsl peer init' for this one")
-    if plan.members[me] != own.card and begun is None:  # else the key was renewed since, and neighbours pinned it
+    if plan.members[me] != own.card and before is None:  # else the key was renewed since, and neighbours pinned it
         raise PdslError(
             f"the plan has another card for {own.card.name} than {own.folder} has; send yours again, and get a new plan"
         )
@@ -32,19 +35,36 @@ def join(own: Identity, plan: Plan) -> list[int]:
     return neighbours
 
 
-def begun_plan(own: Identity) -> str | None:
-    """The hash of the plan under which this organisation has charged something; None if there is none.
+class Begun(NamedTuple):
+    """The plan under which this organisation has charged something, and the last round of it that was charged.
 
-    It stands beside `run/`, so that a budget is not forgotten together with what was spent of it.
+    It stands beside `run/`, so that what was spent is not forgotten with the ledger, and an older one is known.
     """
-    file = own.folder / BEGUN
-    return file.read_text(encoding="utf-8", errors="replace").strip() if file.exists() else None
+
+    plan: str  # its hash
+    round: int
 
 
-def begin_plan(own: Identity, plan: Plan) -> None:
-    """From now on the folder is for this plan."""
-    if begun_plan(own) != plan.hash:
-        write_whole(own.folder / BEGUN, f"{plan.hash}\n".encode())
+def begun(own: Identity) -> Begun | None:
+    """None if nothing was charged in this folder."""
+    try:
+        hash_, *rounds = (own.folder / BEGUN).read_text(encoding="utf-8", errors="replace").split()
+        found = Begun(hash_, max(map(int, rounds), default=0))
+    except (FileNotFoundError, ValueError):
+        return None
+    return found if len(found.plan) == 64 else None  # if it is damaged, the ledger has to be believed
+
+
+def write_begun(own: Identity, plan: Plan, t: int) -> None:
+    """Round t is charged. A line per round, and the plan's hash first."""
+    before = begun(own)
+    if before is None:
+        write_whole(own.folder / BEGUN, f"{plan.hash}\n{t}\n".encode())
+    elif before.round < t:
+        with (own.folder / BEGUN).open("a", encoding="utf-8") as file:
+            file.write(f"{t}\n")
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def joined(own: Identity) -> Plan:

@@ -20,7 +20,7 @@ from pdsl.peer.account import Account
 from pdsl.peer.engine import Peer, longest_honest
 from pdsl.peer.events import Events
 from pdsl.peer.identity import Identity
-from pdsl.peer.join import BEGUN, RUN, begin_plan, begun_plan, joined
+from pdsl.peer.join import BEGUN, RUN, begun, joined, write_begun
 from pdsl.peer.outcome import finish
 from pdsl.peer.overheard import Overheard
 from pdsl.peer.plan import Plan
@@ -80,14 +80,16 @@ def run(
 
 
 def _opened(own: Identity, plan: Plan) -> RunDirectory:
-    path, begun = own.folder / RUN, begun_plan(own)
-    if begun not in (None, plan.hash):
+    path, before = own.folder / RUN, begun(own)
+    if before is not None and before.plan != plan.hash:
         raise PdslError(f"{own.folder} has begun another plan; make a new folder with 'pdsl peer init' for this one")
-    if begun is not None and not (path / LEDGER).exists():
+    if before is not None and not (path / LEDGER).exists():
         raise PdslError(
             f"{path / LEDGER} is missing, but {own.folder / BEGUN} says that this plan was begun: what was spent is not"
             " known; restore it from a copy"
         )
+    if (path / LEDGER).exists():
+        return RunDirectory(path)  # whatever else is lost
     if (path / "config.toml").exists():
         return RunDirectory.open(path)
     return RunDirectory.create(path, plan.config.to_toml(), {})
@@ -152,8 +154,13 @@ class _Run:
             raise PdslError(f"{path / LEDGER} is missing, so what was spent is not known; restore it from a copy")
         account = new if stored is None else new.read(stored, str(path / LEDGER))
         check_account(path, account, self.directory.rows())
+        if (before := begun(self.own)) is not None and before.round > account.rounds:
+            raise PdslError(
+                f"{path / LEDGER} is an older one: {self.own.folder / BEGUN} says that round {before.round} was charged"
+                " too; restore the newest"
+            )
         if account.charges:
-            begin_plan(self.own, self.plan)
+            write_begun(self.own, self.plan, account.rounds)
         if stored is None:
             self.directory.write(LEDGER, new.to_json(self.names).encode())
         return account
@@ -212,7 +219,6 @@ class _Run:
             return self._missed(jump, "the others were ahead")
         if p.state is None:
             p.state = self._neighbour_average()
-        begin_plan(self.own, self.plan)
         mark = self.incarnation.log.begin(p.t)
         account = p.account.charged(p.t, self.incarnation.number, present, mark)
         if not account.within_budget:
@@ -221,6 +227,7 @@ class _Run:
         self.engine.begin(p.t, present)
         p.account = account
         self.directory.write(LEDGER, account.to_json(self.names).encode())
+        write_begun(self.own, self.plan, p.t)
         waited = time.monotonic() - start
         try:
             state, facts = advanced(self.plan.config, p.state, parts.round(p.t))

@@ -53,7 +53,7 @@ def _taken_up(run: Path, number: int, account: Account) -> Incarnation:
     content = read_private(key)
     if len(content) != KEY_BYTES:
         raise DamagedError(f"{key.name} is damaged")
-    return Incarnation(number, content, SentLog(log, account.mark_of(number)))
+    return Incarnation(number, content, SentLog(log, content, account.mark_of(number)))
 
 
 def check_account(run: Path, account: Account, rows: Iterable[Row]) -> None:
@@ -61,8 +61,9 @@ def check_account(run: Path, account: Account, rows: Iterable[Row]) -> None:
     for t in (row["round"] for row in rows if "absent" not in row):
         if t > account.rounds:
             raise _forgetful(run, t, "rows.jsonl")
-    for log in sorted(run.glob("sent-*.log")):
-        number = int(log.stem.partition("-")[2]) if log.stem[5:].isdecimal() else 0
+    numbers = [int(log.stem[5:]) for log in run.glob("sent-*.log") if log.stem[5:].isdecimal()]
+    for number in sorted(numbers):
+        log = log_file(run, number)
         try:
             taken_up = SentLog(log)
         except DamagedError:
@@ -84,4 +85,4 @@ def _forgetful(run: Path, t: int, witness: str) -> PdslError:
 def _new(run: Path, number: int) -> Incarnation:
     key = system.token_bytes(KEY_BYTES)
     write_whole(key_file(run, number), key, PRIVATE)
-    return Incarnation(number, key, SentLog(log_file(run, number)))
+    return Incarnation(number, key, SentLog(log_file(run, number), key))

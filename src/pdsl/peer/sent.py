@@ -21,7 +21,7 @@ from pdsl.errors import PdslError
 from pdsl.privacy import Noise
 
 Draw = tuple[int, int, int, int]  # round, step, nth, peer
-Mark = tuple[int, str]  # how many bytes a log had, and their SHA-256
+Mark = tuple[int, str]  # how many bytes a log had, and the SHA-256 of its key and them
 
 
 class ConflictError(Exception):
@@ -38,15 +38,15 @@ class SentLog:
     The last line may be cut off by a crash: it never left.
     """
 
-    def __init__(self, path: Path, mark: Mark = (0, "")):
-        """The log at `path`; DamagedError if it does not begin with what it had at the `mark`."""
+    def __init__(self, path: Path, key: bytes = b"", mark: Mark = (0, "")):
+        """The log of a `key`; DamagedError if it does not begin with what it had at the `mark`."""
         self.path = path
         content = _whole(path)
         size, digest = mark
-        if size and hashlib.sha256(content[:size]).hexdigest() != digest:
-            raise DamagedError(f"{path.name} lacks something that was in it")
+        if size and hashlib.sha256(key + content[:size]).hexdigest() != digest:
+            raise DamagedError(f"{path.name} lacks something that was in it, or is another key's")
         self._begun, self._digests = _parsed(content, path)
-        self._content = hashlib.sha256(content)
+        self._content = hashlib.sha256(key + content)
         self._size = len(content)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 

@@ -2,7 +2,7 @@
 
 Noise that was drawn once must not be added to anything else, and what was charged must be what is sent. So a run goes
 on only as the run that it was: what it computes with is compared by digests that stand in its ledger, and the ledger
-itself has a code under the run's secret, which somebody who changes a number in it cannot make anew.
+itself has a code under the run's secret, which somebody who changes what is charged cannot make anew.
 """
 
 import hashlib
@@ -24,6 +24,7 @@ TIED, SEAL = "tied_to", "seal"
 class Bond:
     settings: str  # digests
     records: str
+    device: str  # another one rounds differently, and would not send the same bytes again
     secret: bytes = field(repr=False)  # nothing where noise is seeded, and nobody's secret
 
     def sealed(self, ledger: Ledger, costs: bool = False) -> str:
@@ -40,8 +41,9 @@ class Bond:
                 " start the run anew"
             )
         names = {
-            "settings": "config.toml does not have the settings",
+            "settings": "config.toml does not have the settings (or this version of pdsl has others)",
             "records": "the data do not have the records",
+            "device": "engine.device is not the one",
             "secret": "secret.key is not the one",
         }
         for name, digest in self._digests.items():
@@ -57,7 +59,12 @@ class Bond:
 
     @property
     def _digests(self) -> dict[str, str]:
-        return {"settings": self.settings, "records": self.records, "secret": hashlib.sha256(self.secret).hexdigest()}
+        return {
+            "settings": self.settings,
+            "records": self.records,
+            "device": self.device,
+            "secret": hashlib.sha256(self.secret).hexdigest(),
+        }
 
     def _code(self, ledger: Ledger) -> str:
         content = json.dumps([self._digests, ledger.to_json()])
