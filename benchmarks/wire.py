@@ -55,7 +55,7 @@ def peer(folder: str, d: int, rounds: int, secure: bool, durable: bool, times: A
     from pdsl.peer.account import Account
     from pdsl.peer.events import Events
     from pdsl.peer.identity import Identity
-    from pdsl.peer.join import joined
+    from pdsl.peer.join import joined, write_begun
     from pdsl.peer.sent import SentLog
     from pdsl.peer.transport import Loop, Transport
     from pdsl.privacy import Mechanism
@@ -78,6 +78,7 @@ def peer(folder: str, d: int, rounds: int, secure: bool, durable: bool, times: A
         if durable:
             account = account.charged(t, 1, present, log.begin(t))
             run.write("ledger.json", account.to_json([card.name for card in plan.members]).encode())
+            write_begun(own, plan, t)
             log.record({(t, 0, 0, j): "0" * 64 for j in range(3)})
         for phase in range(PHASES):
             assert len(transport.exchange(t, phase, dict.fromkeys(present, v))) == len(present) == 2
