@@ -1,5 +1,6 @@
 """Noise is used once: the log, incarnations, and an account that equals what was sent."""
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -206,6 +207,14 @@ def test_an_account_survives_its_file() -> None:
     text = spent.to_json(["a", "b", "c"])
     assert account().read(text.encode(), "ledger") == spent
     assert '"messages": {"a": 3, "b": 1, "c": 3}' in text
+
+
+@pytest.mark.parametrize("change", [{"sigma": 10**400}, {"sigma": "x"}, {"stretch": 3}, {"stretch": ["x"]}])
+def test_noise_that_is_none_is_refused_in_one_line(change: dict[str, Any]) -> None:
+    stored = json.loads(account().charged(1, 1, BOTH).to_json(["a", "b", "c"]))
+    stored["mechanism"] |= change
+    with refused("ledger"):
+        account().read(json.dumps(stored).encode(), "ledger")
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,7 @@ class Account:
             size, digest = stored["mark"]
             mark = int(size), str(digest)
             said = (stored["plan"], stored["agent"], stored["delta"], stored["budget"])
+            alike = _alike(mechanism, self.mechanism)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
             raise PdslError(
                 f"{where} is damaged, or of an earlier version, so what was spent is not known; restore it from a copy"
@@ -131,7 +132,7 @@ class Account:
         if said[0] != self.plan:
             raise PdslError(f"{where} is of another plan; make a new folder with 'pdsl peer init' for this one")
         strangers = frozenset().union(*charges.values()) - set(self.members)
-        if said[1:] != (self.me, self.delta, self.budget) or strangers or not _alike(mechanism, self.mechanism):
+        if said[1:] != (self.me, self.delta, self.budget) or strangers or not alike:
             raise PdslError(f"{where} is not this organisation's in this plan, or was changed; restore it from a copy")
         return replace(self, mechanism=mechanism, charges=charges, mark=mark)
 
