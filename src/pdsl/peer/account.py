@@ -125,7 +125,7 @@ class Account:
             mark = int(size), str(digest)
             said = (stored["plan"], stored["agent"], stored["delta"], stored["budget"])
             alike = _alike(mechanism, self.mechanism)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
+        except (PdslError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
             raise PdslError(
                 f"{where} is damaged, or of an earlier version, so what was spent is not known; restore it from a copy"
             ) from e
