@@ -189,7 +189,7 @@ def test_both_commands_refuse_damaged_rows(tmp_path: Path) -> None:
     outcome.refused(f"{trial[0]}/rows.jsonl is damaged")
 
 
-def test_a_learning_rate_that_diverges_is_no_candidate(tmp_path: Path) -> None:
+def test_a_learning_rate_that_diverges_is_unfit(tmp_path: Path) -> None:
     plan = ComparePlan.of(task_of_compare(rounds=3), ("d-psgd",), (1.0, 1e30), 1)
     scores = {}
     for cell in plan.trials("d-psgd"):
@@ -209,7 +209,7 @@ def test_a_learning_rate_that_diverges_is_no_candidate(tmp_path: Path) -> None:
 def test_no_kept_trial_would_have_been_chosen_otherwise() -> None:
     kept = read(Path(__file__).parents[1] / "docs/results")
     assert kept
-    assert not [name for name, cell in kept.items() if cell.score.no_candidate]
+    assert not [name for name, cell in kept.items() if cell.score.unfit]
 
 
 def test_compare_gives_a_setting_to_each_algorithm_that_has_it() -> None:

@@ -188,7 +188,7 @@ def test_a_damaged_pin_file_is_replaced_by_a_card(three: list[Identity]) -> None
 def test_what_was_revoked_does_not_come_back_with_a_damaged_pin_file(three: list[Identity]) -> None:
     """By the advice itself: the old certificate, which the plan still has, is not pinned with the new one."""
     ada, ben, _ = three
-    new = ben.renewed()
+    new = Identity.renew(ben.folder)
     (ada.folder / "pins" / "ben.pem").write_text("garbage")
     with refused("ada/pins/ben.pem", "pdsl peer pin ada CARD"):
         join(ada, joined(ada))

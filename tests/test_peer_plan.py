@@ -142,12 +142,12 @@ def test_two_pins_for_rotation_and_none_after_revocation(tmp_path: Path) -> None
     pins.add(a.card)
     pins.add(a.card)
     assert pins.of("ada") == [a.card.certificate]
-    b = a.renewed()
+    b = Identity.renew(a.folder)
     assert b.card.fingerprint != a.card.fingerprint and Identity.load(a.folder) == b
     pins.add(b.card)
     assert pins.of("ada") == [a.card.certificate, b.card.certificate]
     with refused("remove one first"):
-        pins.add(a.renewed().card)
+        pins.add(Identity.renew(a.folder).card)
     with refused("0 pins"):
         pins.revoke("0" * 16)
     assert pins.revoke(a.card.fingerprint[:16]).name == "ada"

@@ -250,7 +250,7 @@ def test_a_folder_is_for_the_plan_that_was_begun_in_it(tmp_path: Path, loop: Loo
         run(own, loop)
     join(own, plan)
     assert run(own, loop)["epsilon"] == spent[0]
-    renewed = own.renewed()
+    renewed = Identity.renew(own.folder)
     (own.folder / "plan.toml").unlink()
     join(renewed, plan)  # the same one again, with the key of today
     assert run(renewed, loop)["epsilon"] == spent[0]

@@ -289,7 +289,7 @@ def test_revocation_works_at_once_and_rotation_needs_no_pause(hood: Hood) -> Non
     calls = hood.peers[0].calls
     assert hood.loop.run(calls.ask(1, Request(hood.plan.hash, 0, 0))) is None  # and ada does not call ben either
     assert calls.neighbours[1].state == "no pin" and calls.neighbours[1].channel is None
-    old, new = ben.card, ben.renewed()
+    old, new = ben.card, Identity.renew(ben.folder)
     for card in (old, new.card):
         pins.add(card)
     hood.peers[0].stop()  # a process started now knows both

@@ -222,23 +222,24 @@ def _agreed_ledger(e: Experiment, run: RunDirectory, done: int) -> Ledger | None
 
 
 def _looked_up(e: Experiment, run: RunDirectory, done: int) -> Ledger | None:
-    """The ledger in the directory, which is compared with all that is there; None where nothing was charged yet."""
-    stored, key, rows = run.read(LEDGER), _read_key(run), len(run.rows())
+    """The ledger in the directory, which is compared with all that is there; None where nothing was begun yet."""
     where = str(run.path / LEDGER)
-    text = None if stored is None else stored.decode(errors="replace")
-    ledger = None if text is None else Ledger.from_json(text, where)
+    stored, key, ran = run.read(LEDGER), _read_key(run), max(done, len(run.rows()))
+    text = (stored or b"").decode(errors="replace")
+    ledger = None if stored is None else Ledger.from_json(text, where)
     charged = 0 if ledger is None else ledger.rounds
-    if charged < max(done, rows) or (ledger is None and key is not None):
+    if charged < ran or (ledger is None and key is not None):
         raise PdslError(
-            f"{where} does not account for the {max(done, rows)} rounds that were run, so what was spent is not known;"
+            f"{where} does not account for the {ran} rounds that were run, so what was spent is not known;"
             " restore it, or start the run anew"
         )
-    if key not in (None, e.bond.secret) or (charged and ledger is not None and ledger.mechanisms != e.mechanisms):
+    if ledger is None or (not charged and key is None):
+        return None
+    if key not in (None, e.bond.secret) or (charged and ledger.mechanisms != e.mechanisms):
         raise PdslError(f"another process has gone on with {run.path} in the meantime; start this one again")
-    if e.streams.secret and charged and key is None:
+    if e.streams.secret and key is None:
         raise PdslError(
             f"{run.path / KEY} is missing: a round run again would draw new noise; restore it, or start anew"
         )
-    if ledger is not None and text is not None and (charged or key is not None):
-        e.bond.check(ledger, text, where)
+    e.bond.check(ledger, text, where)
     return ledger

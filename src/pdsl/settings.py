@@ -4,7 +4,8 @@ A section is frozen and refuses names it does not know. Algorithms keep their se
 puts all of them together and reads and writes TOML.
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
@@ -13,6 +14,14 @@ class Section(BaseModel):
     """A group of settings, like `[graph]` in a TOML file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their whole names, like graph.kind."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
 
 
 class DataSettings(Section):

@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from statistics import fmean
 from typing import Any
 
@@ -74,7 +75,7 @@ class Experiment:
             for i, s in enumerate(stretches)
         ]
 
-    @property
+    @cached_property
     def bond(self) -> Bond:
         """What the run's ledger is tied to."""
         besides = (*MAY_CHANGE, "data.path")  # what is found there counts, not where

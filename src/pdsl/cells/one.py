@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from pydantic import TypeAdapter
 from torch import Tensor
@@ -21,6 +20,7 @@ from pdsl.errors import PdslError
 from pdsl.files import write_whole
 from pdsl.models import accuracy
 from pdsl.runs import RunDirectory
+from pdsl.settings import flat
 from pdsl.train import Experiment, state_from
 
 SCORE = "score.json"
@@ -44,7 +44,7 @@ class Score:
     note: str = ""  # what was got over
 
     @property
-    def no_candidate(self) -> str | None:
+    def unfit(self) -> str | None:
         """Why the run's learning rate cannot be chosen; None where it can.
 
         Where no bytes are told, no more than `on_public` was kept, and that is all to go by.
@@ -59,7 +59,7 @@ _SCORE, _MEASURED = TypeAdapter(Score), TypeAdapter(Measured)
 
 def best_rate(trials: Mapping[float, Score]) -> float | None:
     """The learning rate with the best accuracy on the public set, the smallest of equals; None if none is fit."""
-    fit = {rate: trials[rate].on_public for rate in sorted(trials) if trials[rate].no_candidate is None}
+    fit = {rate: trials[rate].on_public for rate in sorted(trials) if trials[rate].unfit is None}
     return max(fit, key=lambda rate: fit[rate]) if fit else None
 
 
@@ -127,21 +127,13 @@ def measured(run: Path) -> Measured:
 
 def _check(path: Path, config: Config) -> None:
     """Refuse a run that was begun under other settings, or before there was one of them."""
-    then, now = (_flat(values) for values in (RunDirectory.open(path).config(), config.as_dict()))
+    then, now = (flat(values) for values in (RunDirectory.open(path).config(), config.as_dict()))
     for key in then | now:
         if now.get(key) != then.get(key):
             was, is_now = (values.get(key, "not set") for values in (then, now))
             raise PdslError(
                 f"{path} was run with {key}={was}, which is now {is_now}; move it away, or choose another --out"
             )
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their names, like graph.agents."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
 
 
 def failure(name: str, folder: Path) -> Score | None:

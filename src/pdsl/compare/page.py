@@ -5,16 +5,16 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from pdsl.cells import measured
 from pdsl.compare.plan import Cell, Plan
 from pdsl.compare.shown import HEADINGS, caption, cells
 from pdsl.compare.verdict import Comparison
 from pdsl.config import Config
-from pdsl.report.comparison import flat
 from pdsl.report.document import card, document, figure, write_aside
 from pdsl.report.lines import Points, lines
 from pdsl.report.markup import element, words
 from pdsl.report.numbers import epsilon, percent, plain
-from pdsl.settings import PrivacySettings
+from pdsl.settings import PrivacySettings, flat
 
 
 def write_page(comparison: Comparison) -> Path:
@@ -99,6 +99,4 @@ def _table(comparison: Comparison) -> str:
 
 
 def _accuracies(comparison: Comparison, cell: Cell) -> Points:
-    file = comparison.folder / cell.name / "rows.jsonl"
-    rows = (json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())
-    return [(row["round"], row["accuracy"]) for row in rows if "accuracy" in row]
+    return [(t, accuracy) for t, _, accuracy in measured(comparison.folder / cell.name)]

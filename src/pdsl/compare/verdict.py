@@ -76,7 +76,7 @@ def compared(plan: Plan, scores: Scores, folder: Path) -> Comparison:
 
 def _line(name: str, rate: float | None, trials: list[Score], finals: list[Score], level: float, folder: Path) -> Line:
     good = [score for score in finals if score.failed is None]
-    wrong = {score.name: score.no_candidate for score in trials} | {
+    wrong = {score.name: score.unfit for score in trials} | {
         score.name: score.failed for score in finals if score not in trials
     }
     failed = tuple(f"{name}: {reason}" for name, reason in wrong.items() if reason is not None)

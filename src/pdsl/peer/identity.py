@@ -154,9 +154,6 @@ class Identity:
             raise PdslError("--renew keeps name and address; leave them out")
         return cls._made(folder, card.name, card.address)
 
-    def renewed(self) -> "Identity":
-        return self.renew(self.folder)
-
     @classmethod
     def _made(cls, folder: Path, name: str, address: str) -> "Identity":
         check_name(name, "--name")

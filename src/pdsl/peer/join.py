@@ -18,10 +18,9 @@ def join(own: Identity, plan: Plan) -> list[int]:
     Pins that are there already stay as they are: to join again does not bring back what was revoked.
     """
     me = plan.agent(own.card.name)
-    before = begun(own)
-    if before is not None and before.plan != plan.hash:
-        raise PdslError(f"{own.folder} has begun another plan; make a new folder with 'pdsl peer init' for this one")
-    if plan.members[me] != own.card and before is None:  # else the key was renewed since, and neighbours pinned it
+    if (
+        begun_under(own, plan) is None and plan.members[me] != own.card
+    ):  # else the key was renewed since, and neighbours pinned it
         raise PdslError(
             f"the plan has another card for {own.card.name} than {own.folder} has; send yours again, and get a new plan"
         )
@@ -53,6 +52,14 @@ def begun(own: Identity) -> Begun | None:
     except (FileNotFoundError, ValueError):
         return None
     return found if len(found.plan) == 64 else None  # if it is damaged, the ledger has to be believed
+
+
+def begun_under(own: Identity, plan: Plan) -> Begun | None:
+    """The same, refused if it was under another plan."""
+    found = begun(own)
+    if found is not None and found.plan != plan.hash:
+        raise PdslError(f"{own.folder} has begun another plan; make a new folder with 'pdsl peer init' for this one")
+    return found
 
 
 def write_begun(own: Identity, plan: Plan, t: int) -> None:

@@ -20,7 +20,7 @@ from pdsl.peer.account import Account
 from pdsl.peer.engine import Peer, longest_honest
 from pdsl.peer.events import Events
 from pdsl.peer.identity import Identity
-from pdsl.peer.join import BEGUN, RUN, begun, joined, write_begun
+from pdsl.peer.join import BEGUN, RUN, begun, begun_under, joined, write_begun
 from pdsl.peer.outcome import finish
 from pdsl.peer.overheard import Overheard
 from pdsl.peer.plan import Plan
@@ -80,10 +80,8 @@ def run(
 
 
 def _opened(own: Identity, plan: Plan) -> RunDirectory:
-    path, before = own.folder / RUN, begun(own)
-    if before is not None and before.plan != plan.hash:
-        raise PdslError(f"{own.folder} has begun another plan; make a new folder with 'pdsl peer init' for this one")
-    if before is not None and not (path / LEDGER).exists():
+    path = own.folder / RUN
+    if begun_under(own, plan) is not None and not (path / LEDGER).exists():
         raise PdslError(
             f"{path / LEDGER} is missing, but {own.folder / BEGUN} says that this plan was begun: what was spent is not"
             " known; restore it from a copy"

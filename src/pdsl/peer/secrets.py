@@ -32,9 +32,15 @@ def log_file(run: Path, number: int) -> Path:
     return run / f"sent-{number}.log"
 
 
+def _numbers(run: Path, pattern: str) -> list[int]:
+    """Of the incarnations that have such a file; a copy that somebody has made beside it is in nobody's way."""
+    named = (file.stem.partition("-")[2] for file in run.glob(pattern))
+    return sorted(int(number) for number in named if number.isdecimal())
+
+
 def incarnate(run: Path, account: Account, events: Events) -> Incarnation:
     """The incarnation to go on with: the last one, or a new one if its key or log is lost."""
-    numbers = [int(file.stem.partition("-")[2]) for file in run.glob("secret-*.key") if file.stem[7:].isdecimal()]
+    numbers = _numbers(run, "secret-*.key")
     number = max([account.incarnation, *numbers])
     try:
         return _taken_up(run, number, account)
@@ -61,8 +67,7 @@ def check_account(run: Path, account: Account, rows: Iterable[Row]) -> None:
     for t in (row["round"] for row in rows if "absent" not in row):
         if t > account.rounds:
             raise _forgetful(run, t, "rows.jsonl")
-    numbers = [int(log.stem[5:]) for log in run.glob("sent-*.log") if log.stem[5:].isdecimal()]
-    for number in sorted(numbers):
+    for number in _numbers(run, "sent-*.log"):
         log = log_file(run, number)
         try:
             taken_up = SentLog(log)

@@ -8,7 +8,7 @@ itself has a code under the run's secret, which somebody who changes what is cha
 import hashlib
 import hmac
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pdsl.errors import PdslError
 from pdsl.privacy.ledger import Ledger
+from pdsl.settings import flat
 
 TIED, SEAL = "tied_to", "seal"
 
@@ -73,16 +74,8 @@ class Bond:
 
 def settings_digest(settings: Mapping[str, Any], besides: Sequence[str]) -> str:
     """Of nested settings but those named `besides`, as section.name or name."""
-    flat = {name: value for name, value in _flat(settings) if name not in besides}
-    return hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+    tied = {name: value for name, value in flat(settings).items() if name not in besides}
+    return hashlib.sha256(json.dumps(tied, sort_keys=True).encode()).hexdigest()
 
 
 def records_digest(*tensors: Tensor) -> str:

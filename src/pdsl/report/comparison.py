@@ -9,8 +9,9 @@ from pdsl.report.figures import Figure
 from pdsl.report.lines import overlaid
 from pdsl.report.markup import element, words
 from pdsl.report.numbers import epsilon, exact, exact_percent, percent, percents, plain
-from pdsl.report.reading import Fields, Run
+from pdsl.report.reading import Run
 from pdsl.report.tables import Table, comparison_table
+from pdsl.settings import flat
 
 DRAWN = 12  # runs with a line of their own: more names would not fit
 
@@ -100,10 +101,3 @@ def _differences(runs: Runs) -> str:
 def _scores(title: str, head: str, rows: list[str], said: str) -> str:
     shown = element("table", element("thead", head), element("tbody", *rows), class_="scores")
     return card(title, element("div", shown, class_="wide", tabindex=0), words("p", said, class_="described"))
-
-
-def flat(config: Fields) -> Fields:
-    """Settings by their whole names, like graph.kind."""
-    alone = {key: value for key, value in config.items() if not isinstance(value, dict)}
-    sections = {key: value for key, value in config.items() if isinstance(value, dict)}
-    return alone | {f"{name}.{key}": value for name, settings in sections.items() for key, value in settings.items()}

@@ -175,7 +175,7 @@ def collected(target: str, plan: Plan, folder: Path, kept: Mapping[str, KeptCell
     trials = {}
     for s in settings:
         tried = {rate: scores.get(cell.name) for rate, cell in plan.trials(s).items()}
-        values = {r: None if score is None or score.no_candidate else score.on_public for r, score in tried.items()}
+        values = {r: None if score is None or score.unfit else score.on_public for r, score in tried.items()}
         trials[s.method, s.graph] = Trials(s.method, s.graph, values, plan.rate(s, scores))
     off = replace(plan, task=replace(plan.task, reading="none"))
     noise_off = {} if plan.task.reading == "none" else _entries(settings, off, folder, kept)
@@ -215,7 +215,7 @@ def _entries(
             if cell.name in found and found[cell.name].failed is None
         }
         wrong = {name: score.failed for name, score in found.items()}
-        wrong |= {cell.name: scores[cell.name].no_candidate for cell in trials[s] if cell.name in scores}
+        wrong |= {cell.name: scores[cell.name].unfit for cell in trials[s] if cell.name in scores}
         failed = tuple(f"{name}: {reason}" for name, reason in wrong.items() if reason)
         entries[s] = Entry(s, accuracies()[s], rate, tuple(good), tuple(good.values()), failed)
     return entries
