@@ -237,7 +237,7 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
     "NaN": ({"data": (torch.full((9, 5), torch.nan), torch.zeros(9))}, ["x[0]", "NaN"]),
     "negative label": ({"data": (torch.zeros(9, 5), -torch.ones(9))}, ["y[0]", "-1"]),
     "another number of agents": ({"data": halves(), "graph": pdsl.ring(3)}, ["graph.agents: 3", "graph.agents=2"]),
-    "more agents than records": ({"graph": pdsl.ring(100)}, ["100 agents", "96 records"]),
+    "more agents than records": ({"graph": pdsl.ring(100)}, ["100 agents", "93 records"]),
 }
 
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from pdsl import runner
+from pdsl.auditing import Verdict
+from pdsl.auditing import audit_experiment as audit
 from pdsl.config import Config, validated
-from pdsl.privacy.audit import Verdict, audit
 from pdsl.runs import RunDirectory
 from pdsl.train import prepare, rounds, state_from, state_tensors
 

@@ -15,7 +15,12 @@ SIZES = [100, 300, 200]  # mean 200
 
 
 def batches(sampler: str, size: int, sizes: list[int] | None = None, seed: int = 0) -> Batches:
-    return Batches(sizes or SIZES, BatchSettings.model_validate({"sampler": sampler, "size": size}), Streams(seed))
+    return Batches(
+        sizes or SIZES,
+        BatchSettings.model_validate({"sampler": sampler, "size": size}),
+        Streams(seed),
+        sum(sizes or SIZES) / len(sizes or SIZES),
+    )
 
 
 def included(drawn: Batches, agent: int) -> np.ndarray:  # [rounds, n_i] 0 or 1

@@ -39,9 +39,7 @@ def consistent(p: dict[str, Any]) -> None:
     assert set(p["adversaries"]) == set(ADVERSARIES)
     assert set(p["bounds"]) == set(BOUNDS)
     assert p["epsilon_per_round"] <= p["epsilon"] <= p["epsilon_rdp"]
-    seen = {name: adversary["epsilon"] for name, adversary in p["adversaries"].items()}
-    assert seen["one_message"] <= p["epsilon_per_round"]
-    assert seen["one_neighbour"] == seen["all_neighbours"] == seen["outsider"] == p["epsilon"]
+    assert {adversary["epsilon"] for adversary in p["adversaries"].values()} == {p["epsilon"]}
     rounds, values = zip(*p["curve"], strict=True)
     assert len(rounds) == min(CURVE, p["rounds"])
     assert list(rounds) == sorted(set(rounds))
@@ -69,7 +67,6 @@ def test_epsilon_for_a_noise() -> None:
     assert p["noise_multiplier"] == 1.5
     assert p["epsilon"] == pytest.approx(6.777395712150674, rel=CLOSE)
     assert p["epsilon_rdp"] == pytest.approx(7.32911117143, rel=1e-3)
-    assert p["adversaries"]["one_message"]["epsilon"] == p["epsilon_per_round"]  # k = 1
     assert p["sigma"] is None  # Δ takes a batch
     assert p["bounds"]["theorem1"] is None  # and this a graph
     assert p["bounds"]["joint_per_sample"] is None

@@ -1,6 +1,7 @@
 """What a round costs, counted and not timed: forward passes, gradients and bytes, so that no gain is lost unnoticed."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ from pdsl.bench.literal import LiteralRound, plain_mnist_cnn
 from pdsl.bench.measure import mnist
 from pdsl.bench.table import ROWS, table
 from pdsl.config import validated
-from pdsl.gradients import Owners
+from pdsl.gradients import Owners, per_sample_clipped
 from pdsl.models import Network, mnist_cnn
 from pdsl.parallel import Workers
+from pdsl.per_example import LAYERS, PerRecord
 from pdsl.settings import ModelSettings, ShapleySettings
 from pdsl.shapley import CHECKED, exact, members, monte_carlo
 from pdsl.train import Row, apparatus, first_state, prepare, rounds
@@ -203,3 +205,21 @@ def test_every_ratio_has_its_row() -> None:
         else:
             measured[name] = 1.5
     assert table(measured).row_count == len(ROWS)
+
+
+def test_a_record_without_a_finite_gradient_costs_no_second_pass() -> None:
+    """Finding D11: a non-finite gradient takes the same operations as any other."""
+    network = Network(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)))
+    inputs, labels = torch.rand(50, 1, 8, 8), torch.arange(50) % 10
+    calls: list[int] = []
+
+    def run(network: Network, x: Tensor, inputs: Tensor, targets: Tensor) -> list[PerRecord]:
+        calls.append(len(targets))
+        return LAYERS.run(network, x, inputs, targets)
+
+    kernel = replace(LAYERS, run=run)
+    for bad in (False, True):
+        if bad:
+            inputs[7] = torch.nan
+        per_sample_clipped(network, network.start(), inputs, labels, 1.0, 1.0, kernel)
+    assert calls == [64, 64]

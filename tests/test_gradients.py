@@ -3,6 +3,7 @@
 import copy
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,23 +15,13 @@ from torch.nn.utils import vector_to_parameters
 
 from pdsl import models
 from pdsl.data import Batches
-from pdsl.gradients import (
-    GRADIENT_BLOCK,
-    Owners,
-    PerSample,
-    batch_clipped,
-    choose_per_sample,
-    clip_factors,
-    clipped_sum_by_layers,
-    clipped_sum_by_records,
-    clipped_sum_by_vmap,
-    per_sample_clipped,
-    row_digests,
-)
+from pdsl.gradients import Owners, batch_clipped, clip_factors, per_sample_clipped, row_digests
+from pdsl.independence import choose_kernel
 from pdsl.models import Network
 from pdsl.parallel import Workers
+from pdsl.per_example import LAYERS, RECORDS, VMAPPED, Kernel, PerRecord
 from pdsl.randomness import Streams
-from pdsl.settings import BatchSettings
+from pdsl.settings import BatchSettings, ModelSettings
 from tests.awkward import CASES, CLASSES, IMAGE, VECTOR, WAYS, Case, InPlace, LayerNormed, Twice, Unused, cases, named
 
 
@@ -73,8 +64,12 @@ def expected_sum(network: Network, x: Tensor, inputs: Tensor, labels: Tensor, C:
     return torch.stack([clipped(gradient_of(network, x, inputs[n], labels[n]), C) for n in singles]).sum(0)
 
 
+def clipped_sum(way: Kernel, network: Network, x: Tensor, inputs: Tensor, labels: Tensor, C: float) -> Tensor:
+    return per_sample_clipped(network, x, inputs, labels, C, 1.0, way)
+
+
 def assert_close(found: Tensor, right: Tensor) -> None:
-    assert found.dtype == torch.float32
+    assert found.dtype == torch.float64
     torch.testing.assert_close(found.double(), right, rtol=1e-4, atol=1e-5 * right.abs().max().item())
 
 
@@ -82,9 +77,38 @@ def assert_close(found: Tensor, right: Tensor) -> None:
 
 
 @cases
-def test_the_fastest_right_way_is_chosen(case: Case) -> None:
+def test_the_chosen_kernel_is_the_fastest_right_one_or_one_that_rounds_every_record_alike(case: Case) -> None:
+    """On some machines narrow layers are rounded by a record's place in the batch: then a slower kernel is chosen."""
     network = network_of(case.make)
-    assert choose_per_sample(network, *records(case.shape, 9, seed=2)) is case.chosen
+    chosen = choose_kernel(network, *records(case.shape, 9, seed=2))
+    assert chosen.name.split(",")[0] in [way.name for way in WAYS[WAYS.index(case.chosen) :]]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("mnist-cnn", (1, 28, 28)), ("softmax", (1, 8, 8)), ("mlp", (1, 8, 8)), ("cifar10-cnn", (3, 32, 32))],
+)
+def test_networks_of_usual_width_use_the_kernel_by_layers(name: str, shape: tuple[int, ...]) -> None:
+    network = network_of(lambda: models.MODELS[name](torch.Size(shape), 10, ModelSettings()))
+    assert choose_kernel(network, normal(2, 9, *shape), torch.arange(9)).name.startswith("layers")
+
+
+@cases
+def test_a_record_has_the_same_gradient_bits_in_any_company(case: Case) -> None:
+    """At models that the choice of the kernel did not try, with companions that it did not see."""
+    network, (inputs, labels) = network_of(case.make), records(case.shape, 40, seed=3)
+    kernel = choose_kernel(network, *records(case.shape, 9, seed=2))
+    x = somewhere(network)
+    whole = kernel.gradients(network, x, inputs, labels)
+    for part in (
+        torch.arange(7, 40),
+        torch.tensor([31]),
+        torch.randperm(40, generator=torch.Generator().manual_seed(1)),
+    ):
+        other = kernel.gradients(network, x, inputs[part], labels[part])
+        for place, record in enumerate(part.tolist()):
+            ones = torch.eye(40, dtype=torch.float64)[record], torch.eye(len(part), dtype=torch.float64)[place]
+            assert torch.equal(whole.weighted_sum(ones[0]), other.weighted_sum(ones[1]))
 
 
 @cases
@@ -96,7 +120,7 @@ def test_per_sample_clipping_is_right_whichever_way(case: Case) -> None:
     for C in (min(norms) / 2, sorted(norms)[3], 2 * max(norms)):
         right = expected_sum(network, x, inputs, labels, C)
         for way in case.ways:
-            assert_close(way(network, x, inputs, labels, C), right)
+            assert_close(clipped_sum(way, network, x, inputs, labels, C), right)
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if len(c.shape) == 3][:3], ids=lambda c: c.name)
@@ -105,12 +129,12 @@ def test_the_layout_of_images_does_not_matter(case: Case) -> None:
     x = somewhere(network)
     right = expected_sum(network, x, inputs, labels, 1.0)
     for way in case.ways:
-        assert_close(way(network, x, models.channels_last(inputs), labels, 1.0), right)
+        assert_close(clipped_sum(way, network, x, models.channels_last(inputs), labels, 1.0), right)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
-@pytest.mark.parametrize("n", [GRADIENT_BLOCK, GRADIENT_BLOCK + 1, 2 * GRADIENT_BLOCK + 7])
-def test_a_batch_is_summed_block_by_block_over_the_divisor(way: PerSample, n: int) -> None:
+@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.name)
+@pytest.mark.parametrize("n", [256, 257, 519])
+def test_a_batch_is_summed_block_by_block_over_the_divisor(way: Kernel, n: int) -> None:
     network, (inputs, labels) = network_of(named("mlp", IMAGE)), records(IMAGE, n)
     x = somewhere(network)
     found = per_sample_clipped(network, x, inputs, labels, 0.5, 16.0, way)
@@ -129,7 +153,7 @@ def test_batch_clipping_is_right(case: Case) -> None:
 @cases
 def test_an_empty_batch_gives_zero(case: Case) -> None:
     network, (inputs, labels) = network_of(case.make), records(case.shape, 0)
-    zero = torch.zeros(network.d)
+    zero = torch.zeros(network.d, dtype=torch.float64)
     for way in case.ways:
         assert torch.equal(per_sample_clipped(network, network.start(), inputs, labels, 1.0, 8.0, way), zero)
     assert torch.equal(batch_clipped(network, network.start(), inputs, labels, 1.0, 8.0), zero)
@@ -139,7 +163,7 @@ def test_nothing_of_a_gradient_stays_behind() -> None:
     """The replica is as it was: no hooks, no gradients, parameters that can be differentiated by."""
     network, (inputs, labels) = network_of(named("mlp", IMAGE)), records(IMAGE, 3)
     for way in WAYS:
-        way(network, somewhere(network), inputs, labels, 1.0)
+        clipped_sum(way, network, somewhere(network), inputs, labels, 1.0)
         replica = network.replica()
         assert all(p.requires_grad and p.grad is None for p in replica.parameters)
         assert not any(m._forward_hooks for m in replica.module.modules())
@@ -151,20 +175,20 @@ def test_layers_that_do_not_tell_the_whole_are_refused() -> None:
     for make in (lambda: Twice(zero=True), lambda: InPlace(above=9.0), Unused):
         network = network_of(make)
         with pytest.raises(RuntimeError):
-            clipped_sum_by_layers(network, network.start(), inputs, labels, 1.0)
+            LAYERS.gradients(network, network.start(), inputs, labels)
 
 
 # The guarantee
 
 
-def guarded() -> list[tuple[Network, tuple[int, ...], PerSample]]:
+def guarded() -> list[tuple[Network, tuple[int, ...], Kernel]]:
     """A network for each way; smooth ones, for which rounding cannot flip a branch."""
     smooth = nn.Sequential(nn.Conv2d(1, 2, 3, stride=2), nn.Tanh(), nn.Flatten(), nn.Linear(2 * 9, CLASSES))
     return [
-        (network_of(lambda: nn.Sequential(nn.Linear(5, CLASSES))), VECTOR, clipped_sum_by_layers),
-        (network_of(lambda: smooth), IMAGE, clipped_sum_by_layers),
-        (network_of(LayerNormed), VECTOR, clipped_sum_by_vmap),
-        (network_of(LayerNormed), VECTOR, clipped_sum_by_records),
+        (network_of(lambda: nn.Sequential(nn.Linear(5, CLASSES))), VECTOR, LAYERS),
+        (network_of(lambda: smooth), IMAGE, LAYERS),
+        (network_of(LayerNormed), VECTOR, VMAPPED),
+        (network_of(LayerNormed), VECTOR, RECORDS),
     ]
 
 
@@ -185,7 +209,7 @@ def test_no_record_contributes_more_than_the_threshold(scale: list[float], seed:
         inputs, labels = scaled(shape, scale, seed)
         x = somewhere(network)
         for n in range(len(labels)):
-            g = way(network, x, inputs[n : n + 1], labels[n : n + 1], C)
+            g = clipped_sum(way, network, x, inputs[n : n + 1], labels[n : n + 1], C)
             assert torch.isfinite(g).all()
             assert g.double().norm() <= C * (1 + 1e-6)
 
@@ -244,6 +268,18 @@ def test_clip_factors_at_the_edges() -> None:
     assert (factors * norms <= 1 + 1e-15).all()
 
 
+def test_a_clip_factor_below_float32_keeps_the_norm() -> None:
+    """Finding D9: the review's network and record, whose factor is a subnormal number in float32."""
+    network = network_of(lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, CLASSES)))
+    x = torch.zeros(network.d)
+    x[20:32] = torch.tensor([1e6, -1e6, 1e6] * 4)
+    for pixel in (2.2e37, 1e38, 3e38):
+        for C in (1.0, 1e-3, 2e-6):
+            for way in WAYS:
+                g = clipped_sum(way, network, x, torch.full((1, 4), pixel), torch.tensor([1]), C)
+                assert float(g.norm()) <= C * (1 + 2.0**-24)
+
+
 # Owners
 
 
@@ -253,25 +289,25 @@ def workers() -> Iterator[Workers]:
         yield pool
 
 
-def owners(network: Network, sizes: list[int], workers: Workers, per_sample: PerSample, **more: object) -> Owners:
+def owners(network: Network, sizes: list[int], workers: Workers, per_sample: Kernel, **more: object) -> Owners:
     held = [records(IMAGE, n, seed=20 + i) for i, n in enumerate(sizes)]
-    drawn = Batches(sizes, BatchSettings.model_validate({"size": 4, **more}), Streams(5))
+    drawn = Batches(sizes, BatchSettings.model_validate({"size": 4, **more}), Streams(5), sum(sizes) / len(sizes))
     inputs, labels = [x for x, _ in held], [y for _, y in held]
     return Owners(network, inputs, labels, drawn, "per-sample", 0.5, workers, per_sample)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
+@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.name)
 @pytest.mark.parametrize("sampler", ["poisson", "fixed"])
-def test_owners_answer_each_row_and_equal_models_once(way: PerSample, sampler: str, workers: Workers) -> None:
+def test_owners_answer_each_row_and_equal_models_once(way: Kernel, sampler: str, workers: Workers) -> None:
     network = network_of(named("mlp", IMAGE))
     calls, lock = [], threading.Lock()
 
-    def counting(network: Network, x: Tensor, inputs: Tensor, labels: Tensor, C: float) -> Tensor:
+    def counting(network: Network, x: Tensor, inputs: Tensor, targets: Tensor) -> list[PerRecord]:
         with lock:
-            calls.append(len(labels))
-        return way(network, x, inputs, labels, C)
+            calls.append(len(targets))
+        return way.run(network, x, inputs, targets)
 
-    own = owners(network, [9, 14, 12], workers, counting, sampler=sampler)
+    own = owners(network, [9, 14, 12], workers, replace(way, run=counting), sampler=sampler)
     a, b = somewhere(network), network.start()
     agents = torch.tensor([0, 0, 0, 1, 1, 2, 2])
     x = torch.stack([a, b, a, a, a, b, a])
@@ -289,8 +325,8 @@ def test_owners_answer_each_row_and_equal_models_once(way: PerSample, sampler: s
 
 def test_owners_clip_the_batch_if_told_to(workers: Workers) -> None:
     network = network_of(named("digits-cnn", IMAGE))
-    held = owners(network, [9, 14], workers, clipped_sum_by_layers)
-    own = Owners(network, held.inputs, held.labels, held.batches, "batch", 0.1, workers, clipped_sum_by_layers)
+    held = owners(network, [9, 14], workers, LAYERS)
+    own = Owners(network, held.inputs, held.labels, held.batches, "batch", 0.1, workers, LAYERS)
     x = torch.stack([somewhere(network), network.start()])
     found = own.gradients(3, torch.tensor([0, 1]), x)
     for agent in range(2):
@@ -301,7 +337,7 @@ def test_owners_clip_the_batch_if_told_to(workers: Workers) -> None:
 
 def test_an_owner_whose_batch_is_empty_answers_zero(workers: Workers) -> None:
     network = network_of(named("digits-cnn", IMAGE))
-    own = owners(network, [6, 6], workers, clipped_sum_by_layers, size=1)
+    own = owners(network, [6, 6], workers, LAYERS, size=1)
     empty = next(t for t in range(1, 50) if len(own.batches.draw(0, t)) == 0)
     assert not own.gradients(empty, torch.tensor([0]), network.start()[None]).any()
 

@@ -77,8 +77,14 @@ def test_the_target_is_met_and_written_everywhere(finished: Path) -> None:
     assert "not private: seeded noise" in summary["privacy"]
     for agent in ledger["agents"]:
         assert [edge["messages"] for edge in agent["edges"]] == [T] * 3
-        assert all(0 < edge["epsilon"] < agent["epsilon"] for edge in agent["edges"])
-    assert 0 < summary["adversaries"]["one intercepted message"] < summary["epsilon"]
+        assert not any("epsilon" in edge for edge in agent["edges"])
+
+
+def test_no_adversary_is_certified_less_than_the_total(finished: Path) -> None:
+    """Finding D3: a single message that crosses an edge may be a model, which holds all rounds before it."""
+    summary = json.loads((finished / "summary.json").read_text())
+    assert set(summary["adversaries"].values()) == {summary["epsilon"]}
+    assert "one intercepted message" in summary["adversaries"]
 
 
 def test_going_on_beyond_the_budget_stops_and_says_so(copy: Path) -> None:

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from pdsl import graph as graphs
 from pdsl.data import Batches
-from pdsl.gradients import batch_clipped, clipped_sum_by_layers, per_sample_clipped
+from pdsl.gradients import batch_clipped, per_sample_clipped
 from pdsl.graph import Graph
 from pdsl.models import Network
 from pdsl.parallel import Workers
+from pdsl.per_example import LAYERS
 from pdsl.privacy import Noise, Release, mechanisms, sensitivity, theorem1_sigma
 from pdsl.randomness import Streams
 from pdsl.settings import BatchSettings, PrivacySettings
@@ -96,7 +97,9 @@ def test_without_noise_messages_are_untouched(workers: Workers) -> None:
 
 
 def batches(sampler: str, size: int = 10, sizes: tuple[int, ...] = (6, 40, 80)) -> Batches:
-    return Batches(sizes, BatchSettings.model_validate({"sampler": sampler, "size": size}), Streams(0))
+    return Batches(
+        sizes, BatchSettings.model_validate({"sampler": sampler, "size": size}), Streams(0), sum(sizes) / len(sizes)
+    )
 
 
 def noisy(**more: object) -> PrivacySettings:
@@ -131,7 +134,7 @@ def test_one_record_can_move_a_message_that_far_and_no_further(clipping: str, sa
     def message(inputs: Tensor, labels: Tensor) -> Tensor:
         if clipping == "batch":
             return batch_clipped(network, x, inputs, labels, C, drawn.divisor(0)).double()
-        way = clipped_sum_by_layers
+        way = LAYERS
         return per_sample_clipped(network, x, inputs, labels, C, drawn.divisor(0), way).double()
 
     turned = labels.clone()
@@ -146,7 +149,7 @@ def test_one_record_can_move_a_message_that_far_and_no_further(clipping: str, sa
 
 
 def sigmas(settings: PrivacySettings, graph: Graph, drawn: Batches, messages: list[int], floor: float) -> list[float]:
-    found = mechanisms(settings, graph, drawn, [Release(k) for k in messages], rounds=1, floor=floor)
+    found = mechanisms(settings, graph, drawn, [Release(k) for k in messages], rounds=1, floor=floor, d=100)
     return [0.0] * graph.agents if found is None else [m.sigma for m in found]
 
 

@@ -13,7 +13,6 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from pdsl import models
 from pdsl.config import Config, validated
 from pdsl.data import Data
-from pdsl.gradients import choose_per_sample, clipped_sum_by_records
 from pdsl.models import EVALUATION_BLOCK, MODELS, MaxPool, Network, Replica, accuracy, build, channels_last
 from pdsl.parallel import Workers
 from pdsl.randomness import Streams
@@ -252,7 +251,7 @@ def test_a_users_module_is_found_in_the_working_directory(here: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "parts"), [
-    ("nothing_of_this_name:network", ["model.name=nothing_of_this_name:network", "package.module:callable"]),
+    ("nothing_of_this_name:network", ["model.name=nothing_of_this_name:network", "package.module:name"]),
     ("mine:missing", ["model.name=mine:missing", "missing"]),
     ("mine:", ["model.name=mine:"]),
     (":network", ["model.name=:network"]),
@@ -366,10 +365,6 @@ def test_batch_norm_takes_the_statistics_of_the_batch_at_hand() -> None:
     h = (h - h.mean(0)) / (h.var(0, unbiased=False) + 1e-5).sqrt()
     network = Network(module)
     torch.testing.assert_close(network.logits(network.start(), inputs), last(tanh(h)).detach())
-
-
-def test_per_sample_gradients_are_not_tried_where_there_are_none() -> None:
-    assert choose_per_sample(Network(normed()), normal(1, 3, 4), torch.arange(3)) is clipped_sum_by_records
 
 
 # The flat vector

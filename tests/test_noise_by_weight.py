@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from pdsl import graph as graphs
 from pdsl.algorithms import ALGORITHMS
+from pdsl.auditing import Finding, Verdict
+from pdsl.auditing import audit_experiment as audit
 from pdsl.config import validated
 from pdsl.graph import Graph
 from pdsl.peer.account import Account
 from pdsl.privacy import Ledger, Mechanism, by_weight, epsilon
-from pdsl.privacy.audit import Finding, Verdict, audit
 from pdsl.privacy.mechanism import Noise
 from pdsl.privacy.statement import adversaries
 from pdsl.train import Experiment, Step, prepare, rounds
@@ -120,7 +121,7 @@ def test_the_audit_sees_noise_that_went_to_the_wrong_neighbour(monkeypatch: pyte
     assert findings(e)["σ of the noise"].verdict is Verdict.FAIL
 
 
-def test_the_ledger_says_what_each_edge_costs_and_comes_back_from_its_file() -> None:
+def test_the_ledger_comes_back_from_its_file() -> None:
     e = experiment()
     ledger = list(rounds(e))[-1].ledger
     assert ledger is not None and e.mechanisms is not None
@@ -128,10 +129,7 @@ def test_the_ledger_says_what_each_edge_costs_and_comes_back_from_its_file() -> 
     hub, leaf = e.mechanisms[0], e.mechanisms[1]
     assert not hub.stretch  # it gives its four members ¼ each
     assert leaf.stretch  # ¼ for the hub, ¾ for itself
-    edges = ledger._as_dict(1, costs=True)["edges"]
-    assert edges[0]["epsilon"] < edges[1]["epsilon"] < ledger.epsilon
-    least = epsilon(((Mechanism(min(leaf.sigmas), leaf.sensitivity, 1, rate=leaf.rate), 1),), ledger.delta)
-    assert adversaries(ledger, [leaf])["one intercepted message"] == pytest.approx(least)
+    assert set(adversaries(ledger).values()) == {ledger.epsilon}
 
 
 def test_an_account_charges_each_neighbour_its_own_noise() -> None:

@@ -58,10 +58,10 @@ def test_any_real_x_and_whole_y_are_converted(dtype: str, tmp_path: Path) -> Non
     assert (data.x.dtype, data.y.dtype) == (torch.float32, torch.int64)
 
 
-@pytest.mark.parametrize("fraction", [0.01, 0.2, 0.5, 0.99])
+@pytest.mark.parametrize("fraction", [0.2, 0.5])
 def test_without_test_data_records_are_taken_out_of_training(fraction: float, tmp_path: Path) -> None:
     data = load_npz(saved(tmp_path / "a.npz", x=X, y=Y), test_fraction=fraction)
-    assert len(data.test_y) == min(max(1, round(fraction * N)), N - 1)
+    assert abs(len(data.test_y) - fraction * N) <= 5  # a coin for each
     assert sorted(numbers(data.x) + numbers(data.test_x)) == list(range(N))
     assert [Y[i] for i in numbers(data.test_x)] == data.test_y.tolist()
     assert data.note is not None
@@ -70,10 +70,27 @@ def test_without_test_data_records_are_taken_out_of_training(fraction: float, tm
     assert "\n" not in data.note
 
 
-def test_each_agent_gives_its_share_of_the_test_set_and_keeps_a_record(tmp_path: Path) -> None:
-    agent = np.array([0] * 10 + [1] * 9 + [2])
+@pytest.mark.parametrize("fraction", [0.001, 0.999])
+def test_too_few_records_to_hold_out_or_to_learn_from_are_refused(fraction: float, tmp_path: Path) -> None:
+    with refused("too few records", "give test data"):
+        load_npz(saved(tmp_path / "a.npz", x=X, y=Y), test_fraction=fraction)
+
+
+def test_held_out_records_stay_the_same_when_a_record_is_added_removed_or_moved() -> None:
+    """Finding D5: neighbouring data give neighbouring runs."""
+    x, y = torch.rand(300, 3, generator=torch.Generator().manual_seed(1)), torch.arange(300) % 3
+    base = from_python((x, y), Streams(0))
+    held = {tuple(row) for row in base.test_x.tolist()}
+    order = torch.randperm(300, generator=torch.Generator().manual_seed(2))
+    for other_x, other_y in ((x[1:], y[1:]), (x[order], y[order]), (torch.cat([x, x[:1] + 1]), torch.cat([y, y[:1]]))):
+        other = {tuple(row) for row in from_python((other_x, other_y), Streams(0)).test_x.tolist()}
+        assert len(held ^ other) <= 1
+    assert held != {tuple(row) for row in from_python((x, y), Streams(1)).test_x.tolist()}
+
+
+def test_each_agent_gives_a_share_of_the_test_set(tmp_path: Path) -> None:
+    agent = np.array([0] * 10 + [1] * 10)
     data = load_npz(saved(tmp_path / "a.npz", x=X, y=Y, agent=agent))
-    assert np.bincount(agent[numbers(data.test_x)], minlength=3).tolist() == [2, 2, 0]
     assert data.owner is not None
     assert data.owner.tolist() == agent[numbers(data.x)].tolist()
 
@@ -229,14 +246,14 @@ def test_python_data_of_any_form_are_the_same(train: Any) -> None:
     assert numbers(data.test_x) == [0, 1, 2, 3, 4]
     assert (data.classes, data.owner, data.note) == (4, None, None)
     held = from_python(train, Streams(0), test_fraction=0.25)
-    assert len(held.test_y) == 5
+    assert 2 <= len(held.test_y) <= 9
     assert held.note is not None
 
 
 def test_a_list_is_a_natural_partition() -> None:
     data = from_python([(X[:5], Y[:5]), Subset(DATASET, range(5, 20))], Streams(0))
     assert data.owner is not None
-    assert torch.bincount(data.owner).tolist() == [4, 12]
+    assert set(data.owner.tolist()) == {0, 1}
     assert sorted(numbers(data.x) + numbers(data.test_x)) == list(range(N))
     assert (torch.tensor(numbers(data.x)) >= 5).long().equal(data.owner)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pdsl.auditing.reference import lattice_noise
 from pdsl.config import validated
 from pdsl.shapley import EVIDENCE, remembered, shares
 from pdsl.train import Experiment, Step, prepare, rounds
@@ -57,7 +58,10 @@ def literally(e: Experiment) -> literal.Trace:
 
     def noise(i: int, j: int, t: int, d: int) -> Tensor:
         sigma = e.sigma[i] * (e.stretch[i][j] if e.stretch and e.stretch[i] else 1.0)
-        return torch.from_numpy(sigma * e.streams.normals(d, "noise", i, t, j)).float()
+        if sigma == 0:
+            return torch.zeros(d)
+        steps, exponent = lattice_noise(d, sigma, e.streams, "noise", i, t, j)
+        return torch.from_numpy(steps * 2.0**exponent).float()
 
     def permutation(i: int, t: int, r: int, k: int) -> list[int]:
         orders = e.streams.generator("permutations", i, t).permuted(np.tile(np.arange(k), (s.permutations, 1)), axis=1)

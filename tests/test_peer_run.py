@@ -21,6 +21,7 @@ from pdsl.peer.join import join
 from pdsl.peer.plan import Conduct, Plan
 from pdsl.peer.run import run
 from pdsl.peer.transport import Loop
+from pdsl.randomness import SecretStreams
 from pdsl.settings import EngineSettings
 from pdsl.train import Evaluation, Step, final_evaluation, prepare, rounds
 from tests.neighbourhood import agreed, organisations, with_data
@@ -58,8 +59,15 @@ class Alone(NamedTuple):
         return self.evaluation.models_sha256
 
 
+def use_test_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One key for all, and no context: else every peer, and the one process, would draw noise of its own."""
+    monkeypatch.setattr(secrets.system, "token_bytes", lambda n: KEY)
+    monkeypatch.setattr(SecretStreams, "bind", lambda self, context: self)
+
+
 def in_one_process(plan: Plan, data: Data) -> Alone:
-    exactly = plan.config.model_copy(update={"engine": EngineSettings(exact=True)})
+    batch = plan.config.batch.model_copy(update={"records": plan.task.records})
+    exactly = plan.config.model_copy(update={"engine": EngineSettings(exact=True), "batch": batch})
     e = prepare(exactly, data=data, graph=plan.graph, key=KEY)
     *_, last = rounds(e)
     return Alone(final_evaluation(e, last.state.x), last)
@@ -74,7 +82,7 @@ def together(summaries: list[dict[str, Any]]) -> str:
 def test_peers_end_with_the_models_of_one_process(
     tmp_path: Path, loop: Loop, monkeypatch: pytest.MonkeyPatch, algorithm: str, averaging: float
 ) -> None:
-    monkeypatch.setattr(secrets.system, "token_bytes", lambda n: KEY)  # the test key
+    use_test_key(monkeypatch)
     members = organisations(tmp_path)
     data, task = with_data(members)
     plan = agreed(members, task, QUICK, algorithm={"name": algorithm}, averaging=averaging)
@@ -141,7 +149,7 @@ def test_a_crash_in_the_middle_of_a_round_changes_nothing(
     tmp_path: Path, loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its gradients of round 2 are out when it crashes; run again, they are the same bytes, and so is the end."""
-    monkeypatch.setattr(secrets.system, "token_bytes", lambda n: KEY)
+    use_test_key(monkeypatch)
     members = organisations(tmp_path, 3)
     data, task = with_data(members)
     plan = agreed(members, task, Conduct(silence=30, deadline=60, start=60), evaluate_every=3)

@@ -51,9 +51,10 @@ def make_run(
     path.mkdir()
     edges = ring(M)
     labels = [[10 * i + 1, 0, 7] for i in range(M)]
-    setup = {"agents": M, "edges": edges, "labels": labels, "parameters": 4810, "spectral_gap": 0.3}
+    setup = {"agents": M, "edges": edges, "parameters": 4810, "spectral_gap": 0.3}
     setup |= {"graph": f"ring of {M} agents, 3 members each", "data": "digits", "validation": 299, "test": 300}
     (path / "setup.json").write_text(json.dumps(setup))
+    (path / "owner.json").write_text(json.dumps({"labels": labels}))
     (path / "config.toml").write_text(
         f"name = {json.dumps(name)}\nrounds = {T}\nseed = 7\n[graph]\nkind = 'ring'\n[engine]\n"
     )
@@ -120,6 +121,7 @@ def test_the_page_is_in_the_run_directory_and_nothing_is_left_aside(run: Path, p
     assert write_report(run) == run / "report.html"
     assert sorted(p.name for p in run.iterdir()) == [
         "config.toml",
+        "owner.json",
         "report.html",
         "rows.jsonl",
         "setup.json",
@@ -230,7 +232,7 @@ def test_arrows_say_the_mean_share(tmp_path: Path) -> None:
     write_rows(run, rows)
     page = Page(run)
     assert {"0 ← 1: 30.0 %", "0 ← 3: 45.0 %", "2 ← 1: 33.3 %"} <= page.tips
-    assert "agent 0 8 records gives itself 25.0 % by class 0: 1, 2: 7" in page.tips
+    assert "agent 0 gives itself 25.0 % 8 records by class 0: 1, 2: 7" in page.tips
 
 
 ROGUES = [[0, "flipped"], [2, "noise"]]
@@ -403,9 +405,7 @@ def test_a_hundred_agents_have_a_row_per_sender(tmp_path: Path) -> None:
 
 def test_many_rounds_and_many_classes_stay_small(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", T=2000)
-    setup = json.loads((run / "setup.json").read_text())
-    setup["labels"] = [[1] * 62] * 4
-    (run / "setup.json").write_text(json.dumps(setup))
+    (run / "owner.json").write_text(json.dumps({"labels": [[1] * 62] * 4}))
     page = Page(run)
     assert len(page.html.encode()) < 400_000
     assert "agent 3 class 19: 43" in page.tips  # the classes from 19 on
@@ -434,8 +434,8 @@ def breaks(name: str, text: str | None) -> Callable[[Path], None]:
         (breaks("setup.json", "{}"), "'agents' is missing"),
         (breaks("setup.json", "[1]"), "not a JSON object"),
         (breaks("setup.json", '{"agents": 2, "edges": [[0, 5, 1]], "labels": [[1], [1]]}'), "among the 2"),
-        (breaks("setup.json", '{"agents": 2, "edges": [], "labels": [[1]]}'), "each of 2 agents"),
-        (lambda run: change_setup(run, labels=[[-1, 2, 3]] * 4), "not numbers of records"),
+        (breaks("owner.json", '{"labels": [[1]]}'), "each of 4 agents"),
+        (breaks("owner.json", '{"labels": [[-1, 2], [1, 1], [1, 1], [1, 1]]}'), "not numbers of records"),
         (lambda run: change_setup(run, rogues=[[9, "noise"]]), "among the 4"),
         (breaks("rows.jsonl", ""), "no round has ended"),
         (breaks("rows.jsonl", '{"round": 1}\nnot json\n'), "line 2"),

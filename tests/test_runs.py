@@ -31,7 +31,10 @@ from tests.commands import PATIENCE, SMALL, pdsl, result_of, rows_on_disk, setti
 from tests.refusals import refused
 
 T = 6
-FILES = {"config.toml", "setup.json", "rows.jsonl", "checkpoint", "summary.json", "model.safetensors", "report.html"}
+FILES = {
+    "config.toml", "setup.json", "owner.json", "rows.jsonl", "checkpoint", "summary.json", "model.safetensors",
+    "report.html",
+}  # fmt: skip
 
 
 def run(out: Path, *assignments: str) -> Path:
@@ -110,16 +113,6 @@ def test_a_shorter_run_is_the_beginning_of_a_longer_and_can_be_extended_to_it(fi
     resume(short, f"rounds={T}")
     assert result_of(short) == result_of(finished)
     assert files_of(short).keys() == files_of(finished).keys()
-
-
-def test_a_run_from_before_gossip_had_a_setting_goes_on_as_it_was(tmp_path: Path) -> None:
-    once = ("algorithm.gossip_steps=1", "graph.agents=6")
-    straight, short = (run(tmp_path / f"{t} rounds", *once, f"rounds={t}") for t in (4, 2))
-    config = short / "config.toml"
-    config.write_text(config.read_text().replace("gossip_steps = 1\n", ""))
-    resume(short, "rounds=4")
-    assert (short / "rows.jsonl").read_bytes() == (straight / "rows.jsonl").read_bytes()
-    assert config.read_text().count("gossip_steps = 1") == 1
 
 
 def test_time_is_counted_over_all_sittings(copy: Path) -> None:

@@ -8,7 +8,7 @@ hold every knob; `api` and `cli` are the two ways in. `cells` are many runs side
 """
 
 from pdsl.algorithms import ALGORITHMS, PDSL, Algorithm, Facts, Round
-from pdsl.api import rounds, train
+from pdsl.api import audit, rounds, train
 from pdsl.config import Config
 from pdsl.data import Data
 from pdsl.errors import PdslError
@@ -46,6 +46,7 @@ __all__ = [
     "Round",
     "Shapley",
     "Step",
+    "audit",
     "bipartite",
     "complete_bipartite",
     "exponential",

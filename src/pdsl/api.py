@@ -20,6 +20,8 @@ from pdsl.train import rounds as _rounds
 if TYPE_CHECKING:
     import networkx
 
+    from pdsl.auditing import Report
+
 
 def experiment(
     model: nn.Module | str = "auto",
@@ -89,3 +91,13 @@ def train(
     if step is None:
         raise PdslError("privacy: not even one round fits the budget; raise target_epsilon or the noise")
     return Result(e, rows, step.state, final_evaluation(e, step.state.x), seconds, step.ledger)
+
+
+def audit(result: Result, canaries: int | None = None, rounds: int | None = None) -> "Report":
+    """Try to refute a result's privacy statement: measure its rounds again, and attack it with canaries.
+
+    canaries: how many to train with; 0 leaves that part out. rounds: how many to train with them; default all.
+    """
+    from pdsl.auditing import audit as run_audit
+
+    return run_audit(result, canaries, rounds)

@@ -4,10 +4,12 @@
     round-000007.0-499-of-1000.safetensors    those of agents 0 to 499
 
 A checkpoint is there when its files have every agent; how many processes wrote them does not matter to who reads them.
-Each file carries a checksum of all that is in it.
+Each file carries a checksum of all that is in it, and in a private run that checksum's code under the run's key: to a
+state that was changed, or is another run's, noise would be added that was used already.
 """
 
 import hashlib
+import hmac
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -86,8 +88,10 @@ def _chained(files: list[File]) -> list[File]:
     return []
 
 
-def newest(folder: Path, agents: range | None, gather: Gather) -> tuple[Checkpoint | None, list[str]]:
+def newest(folder: Path, agents: range | None, gather: Gather, key: bytes = b"") -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint that is whole, these agents' rows of it (None: all), and a line about each damaged one.
+
+    With a key, one that is not sealed under it counts as damaged.
 
     Where several processes look, each for its own agents, all get the same round.
     """
@@ -95,7 +99,7 @@ def newest(folder: Path, agents: range | None, gather: Gather) -> tuple[Checkpoi
     everyones = gather([list(mine)])
     complaints: list[str] = []
     for t in (t for t in mine if all(t in rounds for rounds in everyones)):
-        found, complaint = _tried(mine[t], agents)
+        found, complaint = _tried(mine[t], agents, key)
         told = [line for line in gather([complaint]) if line]
         if not told:
             return found, complaints
@@ -107,17 +111,17 @@ def newest(folder: Path, agents: range | None, gather: Gather) -> tuple[Checkpoi
 
 def kept(folder: Path) -> tuple[list[Checkpoint], list[str]]:
     """Every checkpoint that is whole, the oldest first, and a line about each damaged one."""
-    tried = [_tried(files, None) for files in reversed(complete(files_in(folder)).values())]
+    tried = [_tried(files, None, b"") for files in reversed(complete(files_in(folder)).values())]
     return [found for found, _ in tried if found], [f"{told} and left out" for _, told in tried if told]
 
 
-def _tried(files: list[File], agents: range | None) -> tuple[Checkpoint | None, str | None]:
+def _tried(files: list[File], agents: range | None, key: bytes) -> tuple[Checkpoint | None, str | None]:
     parts: list[Checkpoint] = []
     for file in files:
         if agents is not None and not file.whole and (file.last < agents.start or file.first >= agents.stop):
             continue
         try:
-            parts.append(_rows(_load(file.path), file, agents))
+            parts.append(_rows(_load(file.path, key), file, agents))
         except (SafetensorError, OSError, KeyError, ValueError) as e:
             return None, f"{file.path} is damaged ({e})"
     first = parts[0]
@@ -136,20 +140,29 @@ def _rows(checkpoint: Checkpoint, file: File, agents: range | None) -> Checkpoin
     return Checkpoint(checkpoint.round, tensors, checkpoint.seconds)
 
 
-def packed(checkpoint: Checkpoint) -> bytes:
-    """A file's content."""
+def packed(checkpoint: Checkpoint, key: bytes = b"") -> bytes:
+    """A file's content, sealed under a key if there is one."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
     facts = {"round": str(checkpoint.round), "seconds": repr(checkpoint.seconds)}
     facts["sha256"] = _sha256(facts, tensors)
+    if key:
+        facts["seal"] = _seal(key, facts["sha256"])
     return save(tensors, metadata=facts)
 
 
-def _load(file: Path) -> Checkpoint:
+def _seal(key: bytes, checksum: str) -> str:
+    return hmac.digest(key, checksum.encode(), "sha256").hex()
+
+
+def _load(file: Path, key: bytes) -> Checkpoint:
     with safe_open(file, framework="pt") as stored:
         facts = stored.metadata() or {}
         tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118  not a dict
-    if facts.pop("sha256") != _sha256(facts, tensors):
+    seal, checksum = facts.pop("seal", ""), facts.pop("sha256")
+    if checksum != _sha256(facts, tensors):
         raise ValueError("its checksum does not match")
+    if key and not hmac.compare_digest(seal, _seal(key, checksum)):
+        raise ValueError("it is not sealed by this run")
     return Checkpoint(int(facts["round"]), tensors, float(facts["seconds"]))
 
 

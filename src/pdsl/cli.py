@@ -170,6 +170,9 @@ def report(
     ] = None,
     figures: Annotated[Path | None, typer.Option(help="Folder for every figure, as SVG and PNG.")] = None,
     tables: Annotated[Path | None, typer.Option(help="Folder for the tables, as Markdown, CSV and LaTeX.")] = None,
+    owner: Annotated[
+        bool, typer.Option("--owner", help="Write report-owner.html, with exact counts of records, for their owner.")
+    ] = False,
 ) -> None:
     """Write the page of each run again; of several, one that compares them; figures and tables for papers."""
     from pdsl.report import files, write_report
@@ -188,7 +191,7 @@ def report(
     if tables is not None:
         check_folder(tables, "--tables")
     for directory in run:
-        print(write_report(directory))
+        print(write_report(directory, owner))
     if len(run) > 1:
         print(write_comparison(runs, target))
     for path in files.write_figures(runs, figures) if figures else ():
@@ -375,14 +378,22 @@ def bench(
 @app.command()
 def audit(
     run: Annotated[Path, typer.Argument(help="Directory of a run.")],
-    canaries: Annotated[int, typer.Option(min=0, help="Canaries to train with; 0 leaves that part out.")] = 60,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds to train with canaries; default: enough.")] = None,
+    canaries: Annotated[
+        int | None, typer.Option(min=0, help="Canaries to train with; 0: none; default: as many as there is room for.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds to train with canaries; default: all.")] = None,
+    algorithm: Annotated[str | None, typer.Option(help="Own algorithm, package.module:Class.")] = None,
+    model: Annotated[str | None, typer.Option(help="Own model given in Python, package.module:name.")] = None,
+    data: Annotated[str | None, typer.Option(help="Own data given in Python, package.module:name.")] = None,
+    graph: Annotated[str | None, typer.Option(help="Own graph given in Python, package.module:name.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Try to refute a run's privacy statement. Exit code 0: it holds; 1: refuted; 2: nothing can be said."""
-    from pdsl.privacy.audit import audit_run
+    from pdsl.auditing.own import imported_objects
+    from pdsl.auditing.run import audit_run
 
-    report = audit_run(run, canaries, rounds)
+    objects = imported_objects(run, algorithm=algorithm, model=model, data=data, graph=graph)
+    report = audit_run(run, canaries, rounds, **objects)
     if as_json:
         print(json.dumps(report.as_dict()))
     else:

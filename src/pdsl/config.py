@@ -11,6 +11,7 @@ from pydantic import Field, InstanceOf, SerializeAsAny, ValidationError, field_v
 
 from pdsl.algorithms import ALGORITHMS, PDSL, Algorithm
 from pdsl.errors import PdslError
+from pdsl.imports import import_object
 from pdsl.settings import (
     BatchSettings,
     DataSettings,
@@ -56,8 +57,10 @@ class Config(Section):
             return value
         fields = dict(value)
         name = fields.pop("name", PDSL.name)
+        if isinstance(name, str) and ":" in name:
+            return _own_algorithm(name).model_validate(fields)
         if not isinstance(name, str) or name not in ALGORITHMS:
-            raise ValueError(f"no algorithm '{name}'; there are: {', '.join(ALGORITHMS)}")
+            raise ValueError(f"no algorithm '{name}'; there are: {', '.join(ALGORITHMS)}, or package.module:Class")
         return ALGORITHMS[name].model_validate(fields)
 
     @model_validator(mode="after")
@@ -73,11 +76,29 @@ class Config(Section):
     def as_dict(self) -> dict[str, Any]:
         """Nested plain values; what is not set is left out."""
         plain = self.model_dump(mode="json", exclude_none=True)
-        plain["algorithm"] = {"name": self.algorithm.name, **plain["algorithm"]}
+        plain["algorithm"] = {"name": _algorithm_name(self.algorithm), **plain["algorithm"]}
         return plain
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.as_dict())
+
+
+def _own_algorithm(path: str) -> type[Algorithm]:
+    try:
+        kind = import_object(path, "algorithm.name")
+    except PdslError as e:
+        raise ValueError(str(e)) from e
+    if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
+        raise ValueError(f"{path} is no pdsl.Algorithm; give a class that is one")
+    return kind
+
+
+def _algorithm_name(algorithm: Algorithm) -> str:
+    """Its name, or its import path if it is a user's own."""
+    kind = type(algorithm)
+    if ALGORITHMS.get(getattr(kind, "name", "")) is kind:
+        return kind.name
+    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 # Of a run that has begun: what changes no row. A private run stays on its device besides (see `privacy.bond`).

@@ -5,20 +5,20 @@ parameters are views into one flat buffer, so that loading a row is a single cop
 """
 
 import copy
-import importlib
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from pdsl.errors import PdslError
+from pdsl.imports import import_object
 from pdsl.randomness import Streams
 from pdsl.settings import ModelSettings
 
 MIXES_RECORDS = nn.modules.batchnorm._BatchNorm
+ALIGNED = 16  # numbers: 64 bytes
 EVALUATION_BLOCK = 250  # records per forward pass: few calls for two workers to take turns at, and memory stays small
 
 
@@ -35,6 +35,26 @@ class MaxPool(nn.Module):
         x = x[:, :, : x.shape[2] // 2 * 2, : x.shape[3] // 2 * 2]
         rows = torch.maximum(x[:, :, ::2], x[:, :, 1::2])
         return torch.maximum(rows[:, :, :, ::2], rows[:, :, :, 1::2])
+
+
+class AlignedLinear(nn.Linear):
+    """A linear layer that computes with widths rounded up to a multiple of 16, by zeros.
+
+    Where rows begin at any address, a matrix product may round a row by its place among the others; so padded, every
+    record is rounded alike, in any batch.
+    """
+
+    @classmethod
+    def replace(cls, layer: nn.Module) -> None:
+        """Make a plain linear layer of another width an aligned one, with the same parameters."""
+        if type(layer) is nn.Linear and (layer.in_features % ALIGNED or layer.out_features % ALIGNED):
+            layer.__class__ = cls
+
+    def forward(self, input: Tensor) -> Tensor:
+        columns, rows = -self.in_features % ALIGNED, -self.out_features % ALIGNED
+        weight = nn.functional.pad(self.weight, (0, columns, 0, rows))
+        y = nn.functional.linear(nn.functional.pad(input, (0, columns)), weight)[..., : self.out_features]
+        return y if self.bias is None else y + self.bias
 
 
 class RMSNorm(nn.Module):
@@ -175,7 +195,8 @@ def build(settings: ModelSettings, data: str, shape: torch.Size, classes: int, s
     name = DEFAULT_MODEL.get(data, "mlp") if settings.name == "auto" else settings.name
     seed = int(streams.generator("init").integers(2**63))
     with torch.random.fork_rng(devices=[]):
-        factory = _factory(name) if ":" in name else None  # a user's file may seed or draw when it is first imported
+        # a user's file may seed or draw when it is first imported
+        factory = import_object(name, "model.name") if ":" in name else None
         torch.manual_seed(seed)
         if name in MODELS:
             if "cnn" in name and (len(shape) != 3 or min(shape[1:]) < 4):
@@ -189,19 +210,9 @@ def build(settings: ModelSettings, data: str, shape: torch.Size, classes: int, s
     raise PdslError(f"model.name: no model '{name}'; choose {', '.join(MODELS)}, or give package.module:callable")
 
 
-def _factory(path: str) -> Callable[[], object]:
-    """What makes a user's own module: `package.module:callable`, looked up in the working directory too."""
-    module_name, _, attribute = path.partition(":")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
-    try:
-        factory: Callable[[], object] = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, TypeError, ValueError) as e:  # the last two: '.name' and no name at all
-        raise PdslError(f"model.name={path}: {e}; try package.module:callable, importable from here") from e
-    return factory
-
-
-def _made(path: str, factory: Callable[[], object]) -> nn.Module:
+def _made(path: str, factory: object) -> nn.Module:
+    if not callable(factory):
+        raise PdslError(f"model.name={path}: it cannot be called; give a function or class that makes the module")
     try:
         module = factory()
     except TypeError as e:
@@ -216,6 +227,8 @@ class Replica:
 
     def __init__(self, module: nn.Module, device: torch.device):
         self.module = copy.deepcopy(module).to(device).eval()
+        for layer in self.module.modules():
+            AlignedLinear.replace(layer)
         parameters = list(self.module.parameters())
         self.flat = torch.cat([p.detach().reshape(-1) for p in parameters])
         at = 0
@@ -223,11 +236,35 @@ class Replica:
             p.data = self.flat[at : at + p.numel()].view(p.shape)
             at += p.numel()
         self.parameters = parameters
+        self.state = _state(self.module)
 
     def load(self, x: Tensor) -> nn.Module:
         """The module with parameters x [d]."""
         self.flat.copy_(x)
         return self.module
+
+
+def _state(module: nn.Module) -> dict[str, object]:
+    """A fingerprint of everything a module could remember between calls: buffers and attributes of all its layers."""
+    own = vars(nn.Module()).keys() - {"_buffers"}
+    return {
+        f"{name}.{key}".lstrip("."): _fingerprint(value)
+        for name, layer in module.named_modules()
+        for key, value in vars(layer).items()
+        if key not in own
+    }
+
+
+def _fingerprint(value: object, depth: int = 3) -> object:
+    if isinstance(value, Tensor):
+        return id(value), value._version
+    if isinstance(value, bool | int | float | complex | str | bytes | None):
+        return value
+    if depth and isinstance(value, Mapping):
+        return [(key, _fingerprint(item, depth - 1)) for key, item in value.items()]
+    if depth and isinstance(value, list | tuple | set | frozenset | deque):
+        return [_fingerprint(item, depth - 1) for item in value]
+    return id(value)
 
 
 class Network:
@@ -278,6 +315,17 @@ class Network:
         if not hasattr(self._local, "replica"):
             self._local.replica = Replica(self.module, self.device)
         return self._local.replica  # type: ignore[no-any-return]
+
+    def check_state(self) -> None:
+        """PdslError if a buffer or an attribute of this thread's replica is not as it was when the replica was made."""
+        replica = self.replica()
+        now = _state(replica.module)
+        if now != replica.state:
+            changed = next(key for key in now.keys() | replica.state.keys() if now.get(key) != replica.state.get(key))
+            raise PdslError(
+                f"the model keeps state between calls: '{changed.replace('._buffers', ' (a buffer)')}' changes in"
+                " forward, so one record's gradient depends on others; take it out of forward"
+            )
 
     @torch.no_grad()
     def logits(self, x: Tensor, inputs: Tensor) -> Tensor:

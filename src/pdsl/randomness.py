@@ -10,12 +10,28 @@ seed, which is no secret: it is for simulation. `SecretStreams` derives them fro
 
 import hashlib
 import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 NOBODY = -1  # no agent: the stream belongs to the whole run (partition, graph, initial model)
 KEY_BYTES = 32
+Words = NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class RandomBits:
+    """One stream of random bits, read from its beginning."""
+
+    read: Callable[[int], Words]  # the next n words of 64 bits
+    key: bytes  # of this stream alone
+
+    def extension(self, index: int) -> int:
+        """Return 512 further random bits that belong to the value `index`, the same whenever they are asked for."""
+        return int.from_bytes(hashlib.blake2b(f"extension/{index}".encode(), key=self.key).digest(), "big")
 
 
 class Streams:
@@ -28,53 +44,61 @@ class Streams:
 
     def generator(self, purpose: str, agent: int = NOBODY, round: int = 0, peer: int = NOBODY) -> np.random.Generator:
         """A public stream, at its beginning. Philox gives the same bits on every machine and thread."""
-        agent_key = hashlib.blake2b(f"{self.seed}/{agent}".encode(), digest_size=KEY_BYTES).digest()
-        philox_key = _derived(agent_key, purpose, round, peer, size=16)
-        return np.random.Generator(np.random.Philox(key=np.frombuffer(philox_key, dtype=np.uint64)))
+        return np.random.Generator(self._philox(purpose, agent, round, peer))
+
+    def bits(self, purpose: str, agent: int, round: int, peer: int = NOBODY) -> RandomBits:
+        """A stream for noise or batches."""
+        philox = self._philox(purpose, agent, round, peer)
+        key = _derive(self._agent_key(agent), f"{purpose}/bits", round, peer, size=KEY_BYTES)
+        return RandomBits(philox.random_raw, key)
 
     def uniforms(self, n: int, purpose: str, agent: int, round: int, peer: int = NOBODY) -> NDArray[np.float64]:
-        """n numbers from [0, 1)."""
-        return self.generator(purpose, agent, round, peer).random(n)
+        """Draw n numbers from [0, 1), multiples of 2^-53."""
+        words = self.bits(purpose, agent, round, peer).read(n)
+        return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
-    def normals(self, n: int, purpose: str, agent: int, round: int, peer: int = NOBODY) -> NDArray[np.float32]:
-        """n standard normal numbers."""
-        return self.generator(purpose, agent, round, peer).standard_normal(n, dtype=np.float32)
+    def bind(self, context: bytes) -> Self:
+        """Return the streams of a run with this context. Seeded streams belong to nobody, and stay as they are."""
+        return self
+
+    def _agent_key(self, agent: int) -> bytes:
+        return hashlib.blake2b(f"{self.seed}/{agent}".encode(), digest_size=KEY_BYTES).digest()
+
+    def _philox(self, purpose: str, agent: int, round: int, peer: int) -> np.random.Philox:
+        key = _derive(Streams._agent_key(self, agent), purpose, round, peer, size=16)
+        return np.random.Philox(key=np.frombuffer(key, dtype=np.uint64))
 
 
 class SecretStreams(Streams):
     """As `Streams`, but batches and noise come from a secret key through ChaCha20.
 
-    Guarantee: to someone without the key they are as good as truly random, and no two purposes, agents, rounds or
-    peers share a draw. Each normal number is the sum of four, over 2: undoing the rounding of floating-point numbers
-    to tell which inputs were possible then takes guessing all four (Holohan and Braghin, 2021).
+    Guarantee: to an adversary without the key they are indistinguishable from random bits, and no two purposes, agents,
+    rounds, peers or contexts share a draw. The context is everything that shapes a message (`privacy.bond`): a copy of
+    a run that goes on with other settings, data, model or noise draws other noise, so nothing can be subtracted.
     """
 
     secret = True
 
-    def __init__(self, seed: int, key: bytes | None = None):
+    def __init__(self, seed: int, key: bytes | None = None, context: bytes = b""):
         super().__init__(seed)
         self.key = key if key is not None else secrets.token_bytes(KEY_BYTES)
+        self.context = context
+        self._bound = hashlib.blake2b(context, key=self.key, digest_size=KEY_BYTES).digest()
 
-    def uniforms(self, n: int, purpose: str, agent: int, round: int, peer: int = NOBODY) -> NDArray[np.float64]:
-        bits = self._keystream(n, purpose, agent, round, peer) >> np.uint64(11)
-        return bits.astype(np.float64) * 2.0**-53
-
-    def normals(self, n: int, purpose: str, agent: int, round: int, peer: int = NOBODY) -> NDArray[np.float32]:
-        from scipy.special import ndtri
-
-        bits = self._keystream(4 * n, purpose, agent, round, peer) >> np.uint64(11)
-        four = ndtri((bits.astype(np.float64) + 0.5) * 2.0**-53).reshape(4, n)  # never 0 or 1, so never infinite
-        normals: NDArray[np.float32] = (four.sum(0) / 2).astype(np.float32)
-        return normals
-
-    def _keystream(self, n: int, purpose: str, agent: int, round: int, peer: int) -> NDArray[np.uint64]:
+    def bits(self, purpose: str, agent: int, round: int, peer: int = NOBODY) -> RandomBits:
         from cryptography.hazmat.primitives.ciphers import Cipher
         from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
-        agent_key = hashlib.blake2b(f"{agent}".encode(), key=self.key, digest_size=KEY_BYTES).digest()
-        key = _derived(agent_key, purpose, round, peer, size=KEY_BYTES)  # used once, so a fixed nonce repeats nothing
-        stream = Cipher(ChaCha20(key, nonce=bytes(16)), mode=None).encryptor().update(bytes(8 * n))
-        return np.frombuffer(stream, dtype=np.uint64)
+        key = _derive(self._agent_key(agent), purpose, round, peer, size=KEY_BYTES)
+        # each key encrypts one stream of zeros, so a fixed nonce repeats nothing
+        cipher = Cipher(ChaCha20(key, nonce=bytes(16)), mode=None).encryptor()
+        return RandomBits(lambda n: np.frombuffer(cipher.update(bytes(8 * n)), dtype="<u8"), key)
+
+    def bind(self, context: bytes) -> Self:
+        return type(self)(self.seed, self.key, context)
+
+    def _agent_key(self, agent: int) -> bytes:
+        return hashlib.blake2b(f"{agent}".encode(), key=self._bound, digest_size=KEY_BYTES).digest()
 
 
 def purpose(name: str, step: int = 0, nth: int = 0) -> str:
@@ -82,5 +106,5 @@ def purpose(name: str, step: int = 0, nth: int = 0) -> str:
     return name if step == nth == 0 else f"{name}.{step}.{nth}"
 
 
-def _derived(key: bytes, purpose: str, round: int, peer: int, size: int) -> bytes:
+def _derive(key: bytes, purpose: str, round: int, peer: int, size: int) -> bytes:
     return hashlib.blake2b(f"{purpose}/{round}/{peer}".encode(), key=key, digest_size=size).digest()

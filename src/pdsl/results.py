@@ -81,10 +81,11 @@ class Result:
 
     def save(self, path: str | PathLike[str]) -> Path:
         """Write a run directory, as `pdsl run` does."""
-        run = RunDirectory.create(Path(path), self.experiment.config.to_toml(), self.experiment.facts())
+        e = self.experiment
+        run = RunDirectory.create(Path(path), e.config.to_toml(), e.facts(), e.owner_facts())
         for row in self.rows:
             run.append(row)
-        run.save(Checkpoint(len(self.rows), state_tensors(self.state), self.seconds))
+        run.save(Checkpoint(len(self.rows), state_tensors(self.state), self.seconds), key=e.bond.checkpoint_key)
         finish(run, self)
         return run.path
 
@@ -109,19 +110,13 @@ def summarise(result: Result) -> dict[str, Any]:
         "epsilon": result.epsilon,
         "delta": None if ledger is None else ledger.delta,
         "epsilon_per_agent": None if ledger is None else [finite(eps) for eps in ledger.epsilon_per_agent],
-        "adversaries": adversaries_of(e, ledger),
+        "adversaries": None if ledger is None else {who: finite(eps) for who, eps in adversaries(ledger).items()},
         "sigma": e.largest_sigma,
         "privacy": statement(c.privacy, ledger, e.mechanisms),
         "stopped": stopped(result),
         "models_sha256": ev.models_sha256,
         "notes": [e.data.note] if e.data.note else [],
     }
-
-
-def adversaries_of(e: Experiment, ledger: Ledger | None) -> dict[str, float | None] | None:
-    if ledger is None or e.mechanisms is None:
-        return None
-    return {who: finite(eps) for who, eps in adversaries(ledger, e.mechanisms).items()}
 
 
 def stopped(result: Result) -> str | None:

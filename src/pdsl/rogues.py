@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,6 +58,8 @@ class Spoiled:
 
     def _random(self, t: int, agent: int, step: int, nth: int, d: int) -> Tensor:
         """As long as clipping lets a message be; another for each who asks."""
-        direction: Tensor = torch.from_numpy(self.streams.normals(d, f"rogue.{step}.{nth}", agent, t))
+        direction: Tensor = torch.from_numpy(
+            self.streams.generator(f"rogue.{step}.{nth}", agent, t).standard_normal(d, dtype=np.float32)
+        )
         scaled: Tensor = direction * (self.owners.C / direction.norm())
         return scaled

@@ -8,12 +8,17 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from pdsl import config as configs
+from pdsl.algorithms import Algorithm
 from pdsl.checkpoints import Checkpoint
 from pdsl.config import MAY_CHANGE, Config
+from pdsl.data import Data
 from pdsl.engine.ranks import Alone, Processes
 from pdsl.errors import PdslError
 from pdsl.files import PRIVATE, read_private
+from pdsl.graph import Graph
 from pdsl.privacy import Ledger, Mechanism
 from pdsl.randomness import KEY_BYTES
 from pdsl.results import Result, finish
@@ -35,7 +40,9 @@ def start(config: Config, out: Path, ranks: Processes = ALONE) -> tuple[Experime
     if ranks.rank > 0:
         ranks.together(lambda: None)
         return experiment, RunDirectory(out)
-    run = ranks.together(lambda: RunDirectory.create(out, config.to_toml(), experiment.facts()))
+    run = ranks.together(
+        lambda: RunDirectory.create(out, config.to_toml(), experiment.facts(), experiment.owner_facts())
+    )
     if ranks.job:
         run.write(JOB, ranks.job.encode())
     return experiment, run
@@ -62,16 +69,34 @@ def _begun_by(job: str, path: Path, config: Config) -> bool:
     return run.read(JOB) == job.encode() and run.config() == tomllib.loads(config.to_toml())
 
 
-def take_up(path: Path, assignments: Sequence[str], ranks: Processes = ALONE) -> tuple[Experiment, RunDirectory]:
-    """An old run, with those settings changed that change none of its rows."""
-    run, config, key, agreed = ranks.together(lambda: _found(path, assignments))
+def take_up(
+    path: Path,
+    assignments: Sequence[str],
+    ranks: Processes = ALONE,
+    *,
+    model: nn.Module | None = None,
+    data: Data | None = None,
+    graph: Graph | None = None,
+    algorithm: type[Algorithm] | None = None,
+) -> tuple[Experiment, RunDirectory]:
+    """An old run, with those settings changed that change none of its rows.
+
+    model, data, graph and algorithm stand for objects that were given in Python, and that no config can name.
+    """
+    run, config, key, agreed = ranks.together(lambda: _found(path, assignments, algorithm))
     ranks.settle(config.engine)
     new = _new_key(ranks)  # for a run that was cut before its first round, and has none yet
     key = new if key is None else key
-    return ranks.together(lambda: prepare(config, key=key, agreed=agreed, engine=ranks.engine)), run
+
+    def made() -> Experiment:
+        return prepare(config, model=model, data=data, graph=graph, key=key, agreed=agreed, engine=ranks.engine)
+
+    return ranks.together(made), run
 
 
-def _found(path: Path, assignments: Sequence[str]) -> tuple[RunDirectory, Config, bytes | None, list[Mechanism] | None]:
+def _found(
+    path: Path, assignments: Sequence[str], algorithm: type[Algorithm] | None
+) -> tuple[RunDirectory, Config, bytes | None, list[Mechanism] | None]:
     """A run's directory, its settings, its secret and the noise agreed on when it started."""
     for assignment in assignments:
         key = assignment.partition("=")[0].strip()
@@ -81,7 +106,11 @@ def _found(path: Path, assignments: Sequence[str]) -> tuple[RunDirectory, Config
             )
     run = RunDirectory.open(path)
     ledger = read_ledger(run)
-    config = configs.load(None, assignments, base=_as_it_was(run.config()))
+    stored = run.config()
+    if algorithm is not None:
+        fields = {name: value for name, value in stored.get("algorithm", {}).items() if name != "name"}
+        stored["algorithm"] = algorithm.model_validate(fields)
+    config = configs.load(None, assignments, base=stored)
     return run, config, _read_key(run), None if ledger is None else ledger.mechanisms
 
 
@@ -93,21 +122,6 @@ def _read_key(run: RunDirectory) -> bytes | None:
             f"{run.path / KEY} is damaged: a round run again would draw new noise; restore it, or start anew"
         )
     return key
-
-
-def _as_it_was(stored: dict[str, Any]) -> dict[str, Any]:
-    """A run's settings, with what went without saying when it was begun."""
-    algorithm = stored.get("algorithm", {})
-    if algorithm.get("name") == "pdsl":  # before there were settings, models were mixed once, and all had one σ
-        return stored | {"algorithm": {"gossip_steps": 1, "noise": "equal"} | algorithm}
-    return stored
-
-
-def older_evidence(run: RunDirectory) -> bool:
-    """Was it begun when another rule turned Shapley values into trust? Its rounds would come out differently now."""
-    stored = run.config()
-    before = stored.get("algorithm", {}).get("name") == "pdsl" and "noise" not in stored["algorithm"]
-    return before and stored.get("shapley", {}).get("weighting", "evidence") == "evidence"
 
 
 def read_ledger(run: RunDirectory) -> Ledger | None:
@@ -134,7 +148,7 @@ def execute(
 
 def _execute(e: Experiment, run: RunDirectory, begin: Begin, watch: Watch, complain: Complain) -> dict[str, Any]:
     engine = e.engine
-    checkpoint, complaints = run.newest(engine.agents, engine.gather)
+    checkpoint, complaints = run.newest(engine.agents, engine.gather, e.bond.checkpoint_key)
     done, seconds = 0, 0.0
     state: Any = None
     if checkpoint is not None:
@@ -147,12 +161,8 @@ def _execute(e: Experiment, run: RunDirectory, begin: Begin, watch: Watch, compl
     if engine.writes:
         for complaint in complaints:
             complain(complaint)
-        if done and older_evidence(run):
-            complain(
-                f"{run.path}: goes on by another rule than it was begun with for who is trusted (docs/decisions.md)"
-            )
         rows = run.back_to(done)
-        run.describe(e.config.to_toml(), e.facts())
+        run.describe(e.config.to_toml(), e.facts(), e.owner_facts())
         if done < e.config.rounds:
             (run.path / "summary.json").unlink(missing_ok=True)  # of a run that is being extended
         begin()
@@ -170,7 +180,7 @@ def _execute(e: Experiment, run: RunDirectory, begin: Begin, watch: Watch, compl
     def save(t: int) -> None:
         problem = None
         try:
-            run.save(Checkpoint(t, state_tensors(state), seconds), engine.agents, e.graph.agents)
+            run.save(Checkpoint(t, state_tensors(state), seconds), engine.agents, e.graph.agents, e.bond.checkpoint_key)
         except OSError as error:
             problem = error.strerror
         for told in engine.gather([problem]):  # everybody's part is there, or nobody goes on
@@ -205,11 +215,12 @@ def _agreed_ledger(e: Experiment, run: RunDirectory, done: int) -> Ledger | None
         ledger = _looked_up(e, run, done)
     except PdslError as error:
         problem = str(error)
-    told = e.engine.gather([(problem, e.records)])  # everybody has looked, and all go on or none
-    for problem, records in told:
+    records = e.bond.digests["records"]
+    told = e.engine.gather([(problem, records)])  # everybody has looked, and all go on or none
+    for problem, others in told:
         if problem is not None:
             raise PdslError(problem)
-        if records != e.records:
+        if others != records:
             raise PdslError("the processes of the run do not have the same records; give all of them the same data")
     if ledger is not None and ledger.rounds:
         return ledger

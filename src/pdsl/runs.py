@@ -1,7 +1,8 @@
 """The run directory: everything a run leaves behind, written so that a crash at any moment loses at most one round.
 
     config.toml          every setting, resolved
-    setup.json           what stays the same in all rounds: graph, holdings, sizes
+    setup.json           graph, sizes and noise, which stay the same in all rounds
+    owner.json           exact counts of the agents' records, which no ε covers: readable by its owner alone
     rows.jsonl           a row per round
     ledger.json          what every agent has sent and spent, written before a round's first message could leave
     secret.key           the run's own random key, where noise is not seeded; keep it to yourself
@@ -21,15 +22,18 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pdsl import checkpoints
 from pdsl.checkpoints import Checkpoint, Gather
 from pdsl.errors import PdslError
-from pdsl.files import PART, PUBLIC, write_whole
+from pdsl.files import PART, PRIVATE, PUBLIC, write_whole
 
 Row = dict[str, Any]
 CHECKPOINTS = "checkpoint"
+OWNER = "owner.json"
+FOR_OWNER = "the data owner only: exact counts of private records, which no epsilon covers; do not pass this file on"
 KEPT = 2  # checkpoints: the newest, and the one before it in case the newest is damaged
 
 
@@ -40,7 +44,9 @@ class RunDirectory:
         self.path = path
 
     @classmethod
-    def create(cls, path: Path, config_toml: str, setup: Mapping[str, Any]) -> "RunDirectory":
+    def create(
+        cls, path: Path, config_toml: str, setup: Mapping[str, Any], owner: Mapping[str, Any] = MappingProxyType({})
+    ) -> "RunDirectory":
         """A new directory with the run's settings in it. Refuses one that holds anything already.
 
         It is a run as soon as config.toml is in place; what a kill before that leaves behind is in nobody's way.
@@ -54,7 +60,7 @@ class RunDirectory:
                 raise PdslError(f"{path} is not empty; choose another --out")
             path.mkdir(parents=True, exist_ok=True)
             run = cls(path)
-            run.describe(config_toml, setup)
+            run.describe(config_toml, setup, owner)
         except OSError as e:
             raise PdslError(f"cannot write to {path}: {e.strerror}; choose another place with --out") from e
         return run
@@ -81,10 +87,14 @@ class RunDirectory:
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
             raise PdslError(f"{self.path / 'config.toml'}: damaged: {e}; restore it, or start the run anew") from e
 
-    def describe(self, config_toml: str, setup: Mapping[str, Any]) -> None:
-        """Write what is known before the first round."""
+    def describe(
+        self, config_toml: str, setup: Mapping[str, Any], owner: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """Write what is known before the first round; `owner`: exact counts of private records."""
         self.write("config.toml", config_toml.encode())
         self.write("setup.json", json.dumps(setup, ensure_ascii=False).encode())
+        if owner:
+            self.write(OWNER, json.dumps({"for": FOR_OWNER, **owner}).encode(), PRIVATE)
 
     def read(self, name: str) -> bytes | None:
         """A file's content; None where there is no such file."""
@@ -137,10 +147,10 @@ class RunDirectory:
         self.prune()
         return rows
 
-    def save(self, checkpoint: Checkpoint, agents: range = range(0), total: int = 0) -> None:
+    def save(self, checkpoint: Checkpoint, agents: range = range(0), total: int = 0, key: bytes = b"") -> None:
         """Write the rows of these agents, of `total` in the run; by default the checkpoint has everybody's."""
         name = checkpoints.file_name(checkpoint.round, agents, total)
-        self.write(f"{CHECKPOINTS}/{name}", checkpoints.packed(checkpoint))
+        self.write(f"{CHECKPOINTS}/{name}", checkpoints.packed(checkpoint, key))
 
     def prune(self) -> None:
         """Remove all but the newest checkpoints. Every process has saved its own before."""
@@ -149,9 +159,11 @@ class RunDirectory:
             if file.round not in rounds[:KEPT]:
                 file.path.unlink()
 
-    def newest(self, agents: range | None = None, gather: Gather = list) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint that is whole, and a line about each damaged one that was passed over."""
-        return checkpoints.newest(self.path / CHECKPOINTS, agents, gather)
+    def newest(
+        self, agents: range | None = None, gather: Gather = list, key: bytes = b""
+    ) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint that is whole and sealed under the key, and a line about each that was passed over."""
+        return checkpoints.newest(self.path / CHECKPOINTS, agents, gather, key)
 
     def kept(self) -> tuple[list[Checkpoint], list[str]]:
         """Every checkpoint that is whole, the oldest first, and a line about each that is not."""

@@ -86,9 +86,25 @@ class ModelSettings(Section):
 
 class BatchSettings(Section):
     size: int = Field(64, ge=1, description="batch size B; with poisson the size expected of an average agent")
+    rate: float | None = Field(
+        None, gt=0, le=1, description="poisson: sampling rate q, a public constant; default size / records"
+    )
+    records: float | None = Field(
+        None,
+        ge=1,
+        description="poisson: public number of records of an average agent; default: a published data set's own",
+    )
     sampler: Literal["poisson", "fixed"] = Field(
         "poisson", description="poisson: each record with the same rate q; fixed: B distinct records, uniformly"
     )
+
+    @model_validator(mode="after")
+    def _one_source_of_the_rate(self) -> "BatchSettings":
+        if self.rate is not None and self.records is not None:
+            raise ValueError("rate and records both say how often a record is drawn; leave one out")
+        if self.sampler == "fixed" and (self.rate is not None or self.records is not None):
+            raise ValueError("rate and records are for sampler 'poisson'; leave them out with 'fixed'")
+        return self
 
 
 class ShapleySettings(Section):

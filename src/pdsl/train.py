@@ -5,9 +5,8 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from statistics import fmean
 from typing import Any
 
@@ -19,16 +18,29 @@ from pdsl import graph as graphs
 from pdsl import models
 from pdsl.algorithms import Facts, Round
 from pdsl.algorithms.base import Objectives
+from pdsl.algorithms.check import check_algorithm, check_name
 from pdsl.config import MAY_CHANGE, Config
-from pdsl.data import Batches, Data, label_counts, load, partition, split_public
+from pdsl.data import Batches, Data, label_counts, load, partition, public_records, split_public
 from pdsl.engine import Engine, Local
 from pdsl.errors import PdslError
-from pdsl.gradients import Owners, choose_per_sample, row_digests
+from pdsl.gradients import Owners, row_digests
 from pdsl.graph import Graph
+from pdsl.independence import choose_kernel
 from pdsl.models import Network
 from pdsl.parallel import Workers
+from pdsl.per_example import RECORDS
 from pdsl.privacy import Ledger, Mechanism, Noise, Release, mechanisms
-from pdsl.privacy.bond import Bond, records_digest, settings_digest
+from pdsl.privacy.bond import (
+    Bond,
+    code_digest,
+    graph_digest,
+    model_digest,
+    noise_digest,
+    settings_digest,
+    software,
+    tensors_digest,
+)
+from pdsl.privacy.metering import Declared, Meter, MeteredEngine, MeteredGradients, MeteredNoise
 from pdsl.randomness import SecretStreams, Streams
 from pdsl.rogues import Rogues, Spoiled, drawn, flipped
 from pdsl.shapley import Validation
@@ -54,7 +66,7 @@ class Experiment:
     engine: Engine = field(repr=False)
     labels: Tensor = field(repr=False)  # [M, classes] how many records of each class each agent has
     rogues: Rogues
-    records: str = ""  # a digest of all that is learnt from, everybody's; nothing without noise
+    bond: Bond = field(repr=False)
 
     @property
     def sigma(self) -> list[float]:
@@ -75,14 +87,6 @@ class Experiment:
             for i, s in enumerate(stretches)
         ]
 
-    @cached_property
-    def bond(self) -> Bond:
-        """What the run's ledger is tied to."""
-        besides = (*MAY_CHANGE, "data.path")  # what is found there counts, not where
-        secret = self.streams.key if isinstance(self.streams, SecretStreams) else b""
-        settings = settings_digest(self.config.as_dict(), besides)
-        return Bond(settings, self.records, self.config.engine.device, secret)
-
     def open_ledger(self) -> Ledger | None:
         """A ledger with nothing in it; None without noise, when no number could stand in it."""
         if self.mechanisms is None:
@@ -90,13 +94,16 @@ class Experiment:
         peers = [self.graph.neighbourhood(i).tolist() for i in range(self.graph.agents)]
         return Ledger.opened(self.config.privacy.delta, self.config.privacy.budget, peers)
 
+    def owner_facts(self) -> dict[str, Any]:
+        """Exact counts of records, for their owners' eyes."""
+        return {"labels": self.labels.tolist()}
+
     def facts(self) -> dict[str, Any]:
         """What stays the same in all rounds, for the run directory and the report."""
         g = self.graph
         return {
             "agents": g.agents,
             "edges": [[int(i), int(j), float(w)] for i, j, w in zip(g.receiver, g.sender, g.omega, strict=True)],
-            "labels": self.labels.tolist(),
             "parameters": self.network.d,
             "spectral_gap": g.spectral_gap,
             "graph": g.describe(),
@@ -123,6 +130,7 @@ def prepare(
     The records of agents that the engine does not own are let go of when everybody's part is known.
     A run that is taken up again brings its secret `key` and the noise `agreed` on when it started.
     """
+    check_name(config.algorithm)
     check_device(config.engine.device)
     if config.engine.exact and config.engine.device != "cpu":
         raise PdslError(f"engine.exact is for engine.device=cpu (now {config.engine.device}); leave one of them out")
@@ -152,17 +160,47 @@ def prepare(
             f"the model's {network.mixes_records} mixes records, so one record's gradient is not its own and cannot be"
             " clipped or kept private; use GroupNorm, or privacy.mode=none with privacy.clipping=batch"
         )
-    batches = Batches([len(part) for part in parts], config.batch, streams)
+    private = streams.secret and config.privacy.mode != "none"
+    sizes = [len(part) for part in parts]
+    batches = Batches(sizes, config.batch, streams, public_records(config.batch, data.published, sizes, private))
     releases = _releases(config, graph)
+    check_algorithm(config.algorithm, graph, network, validation, releases)
     if agreed is None:
-        agreed = mechanisms(config.privacy, graph, batches, releases, config.rounds, config.shapley.floor)
+        agreed = mechanisms(config.privacy, graph, batches, releases, config.rounds, config.shapley.floor, network.d)
     rogues = drawn(config.rogue, agents, streams)
     owner = engine(graph)
     labels = label_counts(parts, data.y, data.classes)
-    records = "" if agreed is None else records_digest(data.x, data.y, *parts, *validation)
+    records = () if agreed is None else (data.x, data.y, *parts, *validation)
+    bond = bond_of(config, streams, graph, network, agreed, records)
+    streams = streams.bind(bond.context)
+    batches = replace(batches, streams=streams)
     data, parts = _held(data, parts, owner.agents)
     return Experiment(
-        config, data, graph, network, parts, batches, validation, test, agreed, streams, owner, labels, rogues, records
+        config, data, graph, network, parts, batches, validation, test, agreed, streams, owner, labels, rogues, bond
+    )
+
+
+def bond_of(
+    config: Config,
+    streams: Streams,
+    graph: Graph,
+    network: Network,
+    agreed: list[Mechanism] | None,
+    records: Iterable[Tensor],
+    besides: str = "",
+) -> Bond:
+    """The seal of a run: everything that shapes its messages. `besides`: what else tells it from another run."""
+    paths = (*MAY_CHANGE, "data.path")  # the records count, not where they lie
+    settings = settings_digest(config.as_dict(), paths) + code_digest([type(config.algorithm)]) + besides
+    return Bond.of(
+        streams.key if isinstance(streams, SecretStreams) else b"",
+        settings=settings,
+        records=tensors_digest(records),
+        graph=graph_digest(graph),
+        model=model_digest(network.module),
+        noise=noise_digest(agreed),
+        device=config.engine.device,
+        software=software(),
     )
 
 
@@ -218,19 +256,36 @@ class Apparatus:
     validation: Validation
     experiment: Experiment
 
-    def round(self, t: int, noise: Noise | None = None, owners: Objectives | None = None) -> Round:
-        """Round t; with another `noise` or `owners` in the place of the run's own, for those who look on."""
+    def round(
+        self,
+        t: int,
+        noise: Noise | None = None,
+        owners: Objectives | None = None,
+        declared: Mapping[int, Declared] | None = None,
+    ) -> Round:
+        """Round t; with another `noise` or `owners` in the place of the run's own, for an audit.
+
+        `declared` is the release that each agent here is charged for, by default with all its neighbours.
+        """
         e = self.experiment
-        honest = replace(self.owners, repeated={})  # what is remembered is forgotten with the round
-        honest_or_not = Spoiled(honest, e.rogues, e.streams) if e.rogues else honest
+        honest = replace(self.owners, repeated={})  # remembered gradients are forgotten with the round
+        objectives = owners or (Spoiled(honest, e.rogues, e.streams) if e.rogues else honest)
+        noise, engine, meter = noise or self.noise, self.engine, None
+        if e.mechanisms is not None:
+            of = e.mechanisms
+            declared = declared or {i: Declared(of[i].messages, of[i].steps) for i in e.engine.agents}
+            meter = Meter(e.config.algorithm.name, t, declared)
+            objectives, noise = MeteredGradients(objectives, meter), MeteredNoise.counting(noise, meter)
+            engine = MeteredEngine.guarding(engine, meter)
         return Round(
             t=t,
-            engine=self.engine,
-            owners=owners or honest_or_not,
-            noise=noise or self.noise,
+            engine=engine,
+            owners=objectives,
+            noise=noise,
+            meter=meter,
             validation=self.validation,
             graph=e.graph,
-            streams=e.streams,
+            streams=Streams(e.config.seed),  # public: an algorithm has no use for the secret
             tensors=[shape.numel() for _, shape in e.network.shapes()],
             noise_multiplier=min(m.noise_multiplier for m in e.mechanisms) if e.mechanisms else 0.0,
         )
@@ -249,7 +304,7 @@ def apparatus(e: Experiment, workers: Workers) -> Apparatus:
         privacy.clipping,
         privacy.max_grad_norm,
         workers,
-        choose_per_sample(e.network, Q.inputs, Q.labels),
+        RECORDS if e.network.mixes_records else choose_kernel(e.network, Q.inputs, Q.labels),
     )
     return Apparatus(e.engine, owners, Noise(e.sigma, e.streams, workers, stretch=e.stretch), Q, e)
 
@@ -290,9 +345,11 @@ def state_at(config: Config, x0: Tensor) -> Any:
 
 def advanced(config: Config, state: Any, r: Round) -> tuple[Any, Facts]:
     """The state after the round, and what there is to say about it."""
+    new, facts = config.algorithm.step(state.state if config.averaging else state, r)
+    if r.meter is not None:
+        r.meter.finish()
     if not config.averaging:
-        return config.algorithm.step(state, r)
-    new, facts = config.algorithm.step(state.state, r)
+        return new, facts
     old = min(config.averaging, (1 + r.t) / (10 + r.t))  # the first models are soon forgotten
     return Averaged(new, old * state.x + (1 - old) * new.x), facts
 
@@ -316,6 +373,8 @@ def rounds(
         parts = apparatus(e, workers)
         e.engine.messages = e.engine.bytes = e.engine.across = 0
         state = first_state(e) if state is None else state
+        if after and ledger is None and e.mechanisms is not None:
+            raise PdslError(f"rounds after {after} need the ledger of the rounds before them; give it")
         ledger = e.open_ledger() if ledger is None else ledger
         for t in range(after + 1, config.rounds + 1):
             if ledger is not None and e.mechanisms is not None:

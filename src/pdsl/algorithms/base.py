@@ -12,6 +12,7 @@ from pdsl.engine.base import Answers
 from pdsl.errors import PdslError
 from pdsl.graph import Graph
 from pdsl.privacy import Noise, Release
+from pdsl.privacy.metering import Meter
 from pdsl.randomness import Streams
 from pdsl.settings import Section
 from pdsl.shapley import Validation
@@ -39,6 +40,7 @@ class Round:
     streams: Streams  # public ones, for what chance decides besides batches and noise
     tensors: Sequence[int]  # numbers in each of the model's parameter tensors, in the order of a row
     noise_multiplier: float  # least of the agents; 0 without noise
+    meter: Meter | None = None  # counts what is taken; None without noise
 
     def noisy_gradients(self, x: Tensor) -> Tensor:
         """ĝ [E, d]: edge e's receiver takes its clipped gradient at the model x[e] and adds noise, for the sender."""
@@ -52,7 +54,7 @@ class Round:
         return self.engine.ask(x, self._noisy)
 
     def _noisy(self, makers: Tensor, peers: Tensor, x: Tensor) -> Tensor:
-        return self.noise.add(self.t, makers, peers, self.owners.gradients(self.t, makers, x))
+        return self.noise.add(self.t, makers, peers, self.owners.gradients(self.t, makers, x)).to(x.dtype)
 
     def own_noisy_gradients(self, x: Tensor, step: int = 0, nth: int = 0, teachers: Tensor | None = None) -> Tensor:
         """ĝ [m, d]: each agent's own gradient at its own model, clipped and noisy.
@@ -61,7 +63,7 @@ class Round:
         """
         agents = torch.tensor(self.engine.agents)
         g = self.owners.gradients(self.t, agents, x, step, teachers)
-        return self.noise.add(self.t, agents, agents, g, step, nth)
+        return self.noise.add(self.t, agents, agents, g, step, nth).to(x.dtype)
 
 
 class Algorithm(Section):

@@ -48,4 +48,4 @@ class DefKT(Algorithm):
         return torch.tensor(chosen)
 
     def releases(self, members: int) -> Release:
-        return Release(messages=2, steps=self.local_steps, seen=2)  # two models' gradients on one batch
+        return Release(messages=2, steps=self.local_steps)  # two models' gradients on one batch

@@ -46,7 +46,7 @@ class DFedSAM(Algorithm):
 
     def releases(self, members: int) -> Release:
         k = 1 if self.radius == 0 else 2  # gradients on one batch; both go into the model that is sent
-        return Release(messages=k, steps=self.local_steps, seen=k)
+        return Release(messages=k, steps=self.local_steps)
 
 
 class DFedSAMMGS(DFedSAM):

@@ -22,6 +22,7 @@ from pdsl.config import validated
 from pdsl.gradients import batch_clipped, per_sample_clipped
 from pdsl.models import channels_last
 from pdsl.parallel import Workers
+from pdsl.privacy.discrete_gaussian import sample
 from pdsl.randomness import SecretStreams, Streams
 from pdsl.settings import ShapleySettings
 from pdsl.train import Apparatus, Experiment, apparatus, first_state, prepare
@@ -169,7 +170,7 @@ def _peak_fraction(repeats: int) -> dict[str, float]:
         kernels: dict[str, tuple[Work, float]] = {
             "forward": (lambda: e.network.logits(x, e.validation[0]), n * FORWARD),
             "gradient": (
-                lambda: per_sample_clipped(e.network, x, inputs, labels, 1.0, B, owners.per_sample),
+                lambda: per_sample_clipped(e.network, x, inputs, labels, 1.0, B, owners.kernel),
                 B * GRADIENT,
             ),
         }
@@ -211,7 +212,7 @@ def _clipping(repeats: int) -> float:
     e = mnist("ring", 10)
     x, inputs, labels = e.network.start(), channels_last(e.data.x[:B]), e.data.y[:B]
     with Workers(1) as workers:
-        way = apparatus(e, workers).owners.per_sample
+        way = apparatus(e, workers).owners.kernel
         return ratio(
             lambda: per_sample_clipped(e.network, x, inputs, labels, 1.0, B, way),
             lambda: batch_clipped(e.network, x, inputs, labels, 1.0, B),
@@ -228,7 +229,9 @@ def _import(repeats: int) -> float:
 
 def _noise(repeats: int) -> float:
     """One message's noise from the operating system's entropy, over seeded noise."""
-    d, secret, seeded = 20_490, SecretStreams(0), Streams(0)
-    return ratio(
-        lambda: secret.normals(d, "noise", 0, 1, 2), lambda: seeded.normals(d, "noise", 0, 1, 2), max(repeats, 5)
-    )
+    d, k = 20_490, 2**24
+
+    def drawn(streams: Streams) -> Work:
+        return lambda: sample(d, k, streams.bits("noise", 0, 1, 2))
+
+    return ratio(drawn(SecretStreams(0)), drawn(Streams(0)), max(repeats, 5))

@@ -5,7 +5,7 @@ and how they are checked and fetched), `own` and `records` (the user's own data,
 (records to agents) and `batches` (an agent's records to a round).
 """
 
-from pdsl.data.batches import Batches
+from pdsl.data.batches import Batches, public_records
 from pdsl.data.datasets import Data, load, split_public
 from pdsl.data.files import Status, data_root, fetch, status
 from pdsl.data.own import from_python
@@ -21,6 +21,7 @@ __all__ = [
     "label_counts",
     "load",
     "partition",
+    "public_records",
     "split_public",
     "status",
 ]

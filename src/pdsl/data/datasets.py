@@ -33,6 +33,7 @@ class Data:
     owner: Tensor | None = None  # [n] the agent of each record, where the data come with a natural partition
     validation: tuple[Tensor, Tensor] | None = None  # a public Q that came with the data
     note: str | None = None  # something the user must know, shown in the run's summary
+    published: int | None = None  # training records of a data set that everybody has; None: their number is private
 
 
 def load(settings: DataSettings, streams: Streams, agents: int | None = None) -> Data:
@@ -101,7 +102,7 @@ def _digits() -> Data:
         test[generator.choice(records, round(len(records) / 3), replace=False)] = True
     x = _standardised(images.reshape(-1, 1, 8, 8), 16, [0.3053], [0.3760])
     y = _labels(labels)
-    return Data("digits", x[~test], y[~test], x[test], y[test], classes=10)
+    return Data("digits", x[~test], y[~test], x[test], y[test], classes=10, published=int((~test).sum()))
 
 
 def _shipped_digits() -> NDArray[np.int64]:  # [1797, 65]
@@ -125,7 +126,7 @@ def _idx_images(name: str, std: float) -> Data:
         images, labels = (parse_idx(files.read(name, file, root), f"{name}: {file}") for file in names)
         return _standardised(images[:, None], 255, [0.0], [std]), _labels(labels)
 
-    return Data(name, *images_and_labels("train"), *images_and_labels("t10k"), classes=10)
+    return Data(name, *images_and_labels("train"), *images_and_labels("t10k"), classes=10, published=60_000)
 
 
 def _cifar10() -> Data:
@@ -138,7 +139,9 @@ def _cifar10() -> Data:
         return _standardised(images, 255, mean, std), _labels(labels)
 
     train = [f"data_batch_{k}.bin" for k in range(1, 6)]
-    return Data("cifar10", *images_and_labels(train), *images_and_labels(["test_batch.bin"]), classes=10)
+    return Data(
+        "cifar10", *images_and_labels(train), *images_and_labels(["test_batch.bin"]), classes=10, published=50_000
+    )
 
 
 # The constants below and above are published ones: computing them from the training records would tell about these.

@@ -5,6 +5,7 @@ agent [n], the owner of each record. A folder has one file with x and y per agen
 may have test.npz and validation.npz. Values of x are taken as they are, but bytes are divided by 255.
 """
 
+import hashlib
 import zipfile
 import zlib
 from collections.abc import Collection
@@ -18,7 +19,16 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from pdsl.data.datasets import Data
-from pdsl.data.records import Records, as_array, check_classes, check_owner, check_records, check_shapes, join
+from pdsl.data.records import (
+    Records,
+    as_array,
+    check_classes,
+    check_owner,
+    check_records,
+    check_shapes,
+    join,
+    row_bytes,
+)
 from pdsl.errors import PdslError
 from pdsl.randomness import Streams
 from pdsl.settings import DataSettings
@@ -137,16 +147,19 @@ def _assembled(
 
 
 def _held_out(train: Records, owner: Tensor | None, fraction: float, streams: Streams) -> Tensor:  # [n] bool
-    """A share of each agent's records (of all, without owners): at least one, and never an agent's last."""
-    held = torch.zeros(len(train.y), dtype=torch.bool)
+    """A coin for each record, which depends on the seed and on this record alone.
+
+    So a record more or less moves no other record between training and testing, whichever place it has.
+    """
+    key = f"held-out/{streams.seed}".encode()
+    coins = [hashlib.blake2b(row, key=key, digest_size=8).digest() for row in row_bytes(train.x, train.y)]
+    held = torch.tensor([int.from_bytes(coin, "big") < fraction * 2**64 for coin in coins])
     owners = torch.zeros_like(train.y) if owner is None else owner
-    for agent in range(int(owners.max()) + 1):
-        records = torch.nonzero(owners == agent).flatten()
-        size = min(max(1, round(fraction * len(records))), len(records) - 1)
-        order = streams.generator("held-out", agent).permutation(len(records))
-        held[records[torch.from_numpy(order[:size])]] = True
-    if not held.any():
-        raise PdslError(f"{train.where}: too few records to hold any out to test on; give test data")
+    emptied = set(owners[held].tolist()) - set(owners[~held].tolist())
+    if not held.any() or emptied:
+        raise PdslError(
+            f"{train.where}: too few records to hold some out to test on and learn from the others; give test data"
+        )
     return held
 
 

@@ -84,6 +84,12 @@ def join(parts: list[Records], where: str) -> tuple[Records, Tensor]:
     return joined, torch.repeat_interleave(torch.arange(len(parts)), sizes)
 
 
+def row_bytes(x: Tensor, y: Tensor) -> list[bytes]:
+    """Each record as bytes, inputs and label: equal bytes mean equal records."""
+    inputs = np.ascontiguousarray(x.detach().cpu().numpy())
+    return [a.tobytes() + b.tobytes() for a, b in zip(inputs, y.cpu().numpy(), strict=True)]
+
+
 def as_array(value: object, name: str) -> Array:
     if isinstance(value, Tensor):
         value = value.detach().cpu()

@@ -47,8 +47,7 @@ class Account:
         stretch = self.mechanism.stretch and tuple(
             factor for j, factor in zip(self.members, self.mechanism.stretch, strict=True) if j in peers or j == self.me
         )
-        messages, steps, seen = release.messages, release.steps, release.seen
-        return replace(self.mechanism, messages=messages, steps=steps, seen=seen, stretch=stretch)
+        return replace(self.mechanism, messages=release.messages, steps=release.steps, stretch=stretch)
 
     @cached_property
     def epsilon(self) -> float:

@@ -247,7 +247,7 @@ def _check_noise(plan: "Plan") -> None:
     for mechanism in set(agreed_mechanisms(plan)):
         if (spent := epsilon(((mechanism, 1),), privacy.delta)) > privacy.budget:
             raise PdslError(
-                f"plan: one round spends ε = {spent:.3g}, more than privacy.target_epsilon={privacy.budget:g};"
+                f"plan: one round spends ε = {rounded_up(spent)}, more than privacy.target_epsilon={privacy.budget:g};"
                 " ask for more noise, or for a larger target"
             )
 

@@ -16,6 +16,7 @@ import tomli_w
 from pydantic import Field, ValidationError
 
 from pdsl import graph as graphs
+from pdsl.algorithms import ALGORITHMS, PDSL
 from pdsl.config import Config, load, validated
 from pdsl.errors import PdslError
 from pdsl.graph import Graph
@@ -119,6 +120,10 @@ class Plan:
             raise PdslError(f"{where}: no list of 2 to {MOST_MEMBERS} members, or no config; ask for it again")
         if local := set(config) & set(LOCAL):
             raise PdslError(f"{where}: config.{min(local)} is not for a plan to say; ask for it again")
+        algorithm = config.get("algorithm", {})
+        name = algorithm.get("name", PDSL.name) if isinstance(algorithm, dict) else None
+        if name not in list(ALGORITHMS):  # before anything is validated: an import path would run code
+            raise PdslError(f"{where}: algorithm.name={name!r:.60} is not built in; choose {', '.join(ALGORITHMS)}")
         cards = tuple(Card.checked(values, f"{where}: member {i}") for i, values in enumerate(member))
         task, conduct = section(Task, values["task"], where), section(Conduct, values["conduct"], where)
         plan = cls(validated(config, where), task, conduct, cards)

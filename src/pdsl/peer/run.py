@@ -30,6 +30,7 @@ from pdsl.peer.sent import ConflictError, LoggedNoise
 from pdsl.peer.status import Reporter
 from pdsl.peer.task import agreed_mechanisms, check_folder, experiment, network
 from pdsl.peer.transport import Loop, Transport
+from pdsl.privacy.metering import Declared
 from pdsl.runs import Row, RunDirectory
 from pdsl.settings import EngineSettings
 from pdsl.train import (
@@ -116,7 +117,8 @@ class _Run:
         account = self._account()
         self.incarnation: Incarnation = incarnate(directory.path, account, self.events)
         key = self.incarnation.key
-        self.e = experiment(own, plan, net, key, account.mechanism, lambda graph: Peer(graph, self.transport))
+        number = self.incarnation.number
+        self.e = experiment(own, plan, net, key, number, account.mechanism, lambda graph: Peer(graph, self.transport))
         assert isinstance(self.e.engine, Peer)
         self.engine: Peer = self.e.engine
         privacy, batch = plan.config.privacy, plan.config.batch.size
@@ -228,7 +230,9 @@ class _Run:
         write_begun(self.own, self.plan, p.t)
         waited = time.monotonic() - start
         try:
-            state, facts = advanced(self.plan.config, p.state, parts.round(p.t))
+            charged = account.of(present)
+            declared = {self.me: Declared(charged.messages, charged.steps)}
+            state, facts = advanced(self.plan.config, p.state, parts.round(p.t, declared=declared))
         except ConflictError as e:
             self.events.log("conflict", round=p.t, why=str(e))
             self.transport.leave_round()
@@ -304,7 +308,7 @@ class _Run:
         facts = self.e.facts()
         facts["edges"] = [edge for edge in facts["edges"] if edge[0] == self.me]
         facts |= {"name": self.own.card.name, "agent": self.me, "names": self.names, "plan": self.plan.hash}
-        self.directory.describe(self.plan.config.to_toml(), facts)
+        self.directory.describe(self.plan.config.to_toml(), facts, self.e.owner_facts())
 
     def _finish(self) -> dict[str, Any]:
         p = self.progress

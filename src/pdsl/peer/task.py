@@ -23,7 +23,7 @@ from pdsl.peer.identity import Identity
 from pdsl.peer.plan import Plan, Task, section
 from pdsl.privacy import Mechanism, mechanisms
 from pdsl.randomness import SecretStreams, Streams
-from pdsl.train import Experiment
+from pdsl.train import Experiment, bond_of
 
 OWN, PUBLIC = "data.npz", "public.npz"
 
@@ -72,25 +72,38 @@ def check_folder(own: Identity, plan: Plan) -> tuple[Records, Records, Records]:
 
 def agreed_mechanisms(plan: Plan) -> list[Mechanism]:
     """What each member releases in a round with all its neighbours: a matter of the plan alone."""
-    config, graph = plan.config, plan.graph
+    config, graph, d = plan.config, plan.graph, network(plan.config, plan.task).d
     batches = Batches([1] * graph.agents, config.batch, Streams(config.seed), plan.task.records)
     releases = [config.algorithm.releases_in(graph, i) for i in range(graph.agents)]
-    found = mechanisms(config.privacy, graph, batches, releases, config.rounds, config.shapley.floor)
+    found = mechanisms(config.privacy, graph, batches, releases, config.rounds, config.shapley.floor, d)
     assert found is not None  # a plan's mode is sound
     return found
 
 
 def experiment(
-    own: Identity, plan: Plan, net: Network, key: bytes, released: Mechanism, engine: Callable[[Graph], Engine]
+    own: Identity,
+    plan: Plan,
+    net: Network,
+    key: bytes,
+    incarnation: int,
+    released: Mechanism,
+    engine: Callable[[Graph], Engine],
 ) -> Experiment:
-    """This organisation's part of the training. Of the others it knows what the plan says."""
+    """This organisation's part of the training. Of the others it knows what the plan says.
+
+    Noise and batches are derived from the key, the incarnation, the plan and the records.
+    """
     config, graph, me = plan.config, plan.graph, plan.agent(own.card.name)
     records, test, validation = check_folder(own, plan)
     none = torch.zeros(0, dtype=torch.int64)
     parts = [torch.arange(len(records.y)) if i == me else none for i in range(graph.agents)]
     q, held_out = (validation.x, validation.y), (test.x, test.y)
     data = Data("their own data", records.x, records.y, *held_out, plan.task.classes, None, q)
-    streams = SecretStreams(config.seed, key)
+    agreed = [released if i == me else m for i, m in enumerate(agreed_mechanisms(plan))]
+    secret = SecretStreams(config.seed, key)
+    tensors = (records.x, records.y, *q)
+    bond = bond_of(config, secret, graph, net, agreed, tensors, f"{plan.hash}/{me}/{incarnation}")
+    streams = secret.bind(bond.context)
     return Experiment(
         config,
         data,
@@ -100,9 +113,10 @@ def experiment(
         Batches([len(part) for part in parts], config.batch, streams, plan.task.records),
         q,
         held_out,
-        [released if i == me else m for i, m in enumerate(agreed_mechanisms(plan))],
+        agreed,
         streams,
         engine(graph),
         label_counts(parts, data.y, data.classes),
         {},
+        bond,
     )

@@ -2,7 +2,8 @@
 
 Read `mechanism` (noise, sensitivity) first, then `accounting` (from what is released to ε), `calibration` (from a
 budget to σ), `ledger` (what has been spent), `bond` (what ties a ledger to its run), `statement` (the same in words),
-`audit` and `canaries` (can it be broken?), `calculator` (planning), `theorem1` (the paper's own bound).
+`metering` (only declared messages leave), `calculator` (planning), `theorem1` (the paper's own bound). `pdsl.auditing`
+tries to break all of it.
 """
 
 from pdsl.privacy.accounting import Mechanism, epsilon

@@ -29,13 +29,12 @@ BOUNDS = {
     "joint_per_sample": "all k messages of a round, each record clipped, exact bound, no amplification",
 }
 
-# What each adversary sees, by name. All but the first get the number of the strongest.
+# What each adversary sees, by name. All get the number of the strongest: no smaller ε can be certified.
 ADVERSARIES = {
-    "one_message": "one message of one round, intercepted",
-    "one_neighbour": "what it is sent in all rounds; no smaller ε can be certified, since the other messages reach it"
-    " through the models that everybody mixes",
+    "one_message": "one message that crosses an edge, intercepted: a model or momentum, which holds all rounds so far",
+    "one_neighbour": "all that it is sent; the agent's other messages reach it through the models that all mix",
     "all_neighbours": "every message of the agent in all rounds: its neighbours collude",
-    "outsider": "the final models; no smaller ε can be certified, since every message went into them",
+    "outsider": "the final models, into which every message went",
 }
 
 
@@ -98,8 +97,6 @@ def plan(
     mechanism = Mechanism.from_noise_multiplier(z, sensitivity or 1.0, k, rate=rate)
     one_round = epsilon(((mechanism, 1),), delta)
     total = epsilon(((mechanism, config.rounds),), delta)
-    message = Mechanism(mechanism.sigma, mechanism.sensitivity, 1, rate=rate)
-    seen = dict.fromkeys(ADVERSARIES, total) | {"one_message": epsilon(((message, 1),), delta)}
     at = sorted({math.ceil(config.rounds * i / CURVE) for i in range(1, CURVE + 1)})
     return {
         "epsilon": total,
@@ -117,7 +114,7 @@ def plan(
         "adjacency": "replace one record" if rate is None else "add or remove one record",
         "clipping": clipping,
         "max_grad_norm": max_grad_norm,
-        "adversaries": {name: {"epsilon": seen[name], "sees": sees} for name, sees in ADVERSARIES.items()},
+        "adversaries": {name: {"epsilon": total, "sees": sees} for name, sees in ADVERSARIES.items()},
         "bounds": _bounds(config, network, k, known, one_round),
         "curve": [[t, e] for t, e in zip(at, epsilon_at(mechanism, at, delta), strict=True)],
     }
@@ -201,7 +198,7 @@ def _batches(sampler: str, batch: int, samples: int) -> "Batches":
     from pdsl.randomness import Streams
     from pdsl.settings import BatchSettings
 
-    return Batches([samples], BatchSettings.model_validate({"size": batch, "sampler": sampler}), Streams(0))
+    return Batches([samples], BatchSettings.model_validate({"size": batch, "sampler": sampler}), Streams(0), samples)
 
 
 def _sensitivity(

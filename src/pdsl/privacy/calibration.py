@@ -11,7 +11,7 @@ from pdsl.data.batches import Batches
 from pdsl.errors import PdslError
 from pdsl.graph import Graph
 from pdsl.privacy.accounting import Mechanism, calibrate
-from pdsl.privacy.mechanism import sensitivity
+from pdsl.privacy.mechanism import ARITHMETIC, STEPS, rounded_sensitivity, sensitivity
 from pdsl.privacy.theorem1 import theorem1_sigma
 from pdsl.settings import PrivacySettings
 
@@ -23,7 +23,6 @@ class Release(NamedTuple):
 
     messages: int  # k
     steps: int = 1  # K, each on a batch of its own
-    seen: int = 1  # how many of the k reach one and the same neighbour, as they are or in a model made of them
     stretch: tuple[float, ...] = ()  # σ of each message over σ of k that are alike; Σ 1/stretch² = k, so ε is the same
 
 
@@ -39,7 +38,13 @@ def by_weight(omega: Floats) -> tuple[float, ...]:
 
 
 def mechanisms(
-    settings: PrivacySettings, graph: Graph, batches: Batches, releases: Sequence[Release], rounds: int, floor: float
+    settings: PrivacySettings,
+    graph: Graph,
+    batches: Batches,
+    releases: Sequence[Release],
+    rounds: int,
+    floor: float,
+    d: int,  # numbers in a message
 ) -> list[Mechanism] | None:
     """Every agent's mechanism; None without noise.
 
@@ -68,11 +73,23 @@ def mechanisms(
                 raise PdslError(
                     f"stretch {release.stretch}: 1/stretch² must add up to {release.messages}; try by_weight"
                 )
-        sigmas = [z * math.sqrt(release.messages) * d for release, d in zip(releases, deltas, strict=True)]
+        sigmas = [_sigma(z, release, delta, d) for release, delta in zip(releases, deltas, strict=True)]
         stretched = True
-    return [
-        Mechanism(
-            sigma, d, release.messages, release.steps, batches.rate, release.seen, release.stretch if stretched else ()
+    made = []
+    for sigma, delta, release in zip(sigmas, deltas, releases, strict=True):
+        factors = release.stretch if stretched else ()
+        rounded = rounded_sensitivity(delta, sigma * max(factors, default=1.0), d)
+        made.append(Mechanism(sigma, rounded, release.messages, release.steps, batches.rate, factors, d))
+    return made
+
+
+def _sigma(z: float, release: Release, delta: float, d: int) -> float:
+    """σ = z·√k·Δ', where Δ' is Δ once messages are rounded to the lattice of σ itself (`rounded_sensitivity`)."""
+    root = z * math.sqrt(release.messages)
+    share = root * max(release.stretch, default=1.0) * math.sqrt(d) / STEPS
+    if share > 0.5:
+        raise PdslError(
+            f"noise_multiplier={z:g} for {d:,} parameters is more noise than the lattice of messages can hold; try"
+            " fewer rounds or a larger target_epsilon"
         )
-        for sigma, d, release in zip(sigmas, deltas, releases, strict=True)
-    ]
+    return root * delta * (1 + ARITHMETIC) / (1 - share)

@@ -8,7 +8,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -64,7 +63,9 @@ class Ledger:
         return [epsilon(_spent(account), self.delta) for account in self.accounts]
 
     def to_json(self, costs: bool = False, besides: Mapping[str, Any] = MappingProxyType({})) -> str:
-        """What was sent; with `costs` also the ε of each agent, and of each edge if nothing else had been sent.
+        """What was sent; with `costs` also the ε of each agent.
+
+        No ε is stated per edge: the models that cross it hold all of an agent's messages.
 
         What is to stand in the file `besides` is not read back by `from_json`.
         """
@@ -77,9 +78,6 @@ class Ledger:
         edges: list[dict[str, Any]] = [{"to": j, "messages": sum(m.steps * n for m, n in spent)} for j in peers]
         record: dict[str, Any] = {"agent": agent}
         if costs:
-            cost = lru_cache(lambda alone: _finite(epsilon(alone, self.delta)))
-            for n, edge in enumerate(edges):
-                edge["epsilon"] = cost(tuple((m.alone(m.sigmas[n if m.stretch else 0]), rounds) for m, rounds in spent))
             record["epsilon"] = _finite(epsilon(spent, self.delta))
         record["entries"] = [{"first": e.first, "last": e.last, **asdict(e.mechanism)} for e in account]
         record["edges"] = edges

@@ -1,5 +1,12 @@
-"""The Gaussian mechanism: noise on every message that leaves an agent, its own to itself included."""
+"""The Gaussian mechanism on a lattice: noise on every message that leaves an agent, its own to itself included.
 
+A message is a multiple of a public power of two. The clipped gradient is rounded to a lattice with 2^32 to 2^33 steps
+in a standard deviation; noise on that lattice, drawn without looking at the gradient, is added to it as integers; the
+sum is rounded to a coarser lattice and leaves. So which values are possible, and which bits they have, never depends on
+data.
+"""
+
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -8,12 +15,18 @@ from torch import Tensor
 
 from pdsl.data.batches import Batches
 from pdsl.parallel import Workers
+from pdsl.privacy import discrete_gaussian
 from pdsl.randomness import Streams, purpose
 from pdsl.settings import PrivacySettings
 
+STEPS = 2.0**32  # least number of lattice steps in a standard deviation
+MESSAGE_BITS = 16  # a message's step is 2^16 steps of the noise's lattice
+PARALLEL_LENGTH = 2**16  # numbers in a row from which on rows are drawn side by side
+ARITHMETIC = 2.0**-24  # relative error of a clipped sum: sums of up to 2^27 products in float64
+
 
 def sensitivity(settings: PrivacySettings, batches: Batches, agent: int) -> float:
-    """Δ: how far one record of `agent` can move one message it sends.
+    """Δ: how far one record of `agent` can move one message it sends, before rounding.
 
     | clipping   | batch   | neighbouring data differ in | Δ               |
     |------------|---------|-----------------------------|-----------------|
@@ -25,6 +38,21 @@ def sensitivity(settings: PrivacySettings, batches: Batches, agent: int) -> floa
     if settings.clipping == "batch":
         return 2 * C
     return (C if batches.rate is not None else 2 * C) / batches.divisor(agent)
+
+
+def rounded_sensitivity(delta: float, sigma: float, d: int) -> float:
+    """Δ of a message of d numbers once it is rounded to the lattice of σ.
+
+    Guarantee: rounding moves two numbers apart by at most a step, so two vectors by at most √d steps more than they
+    were; a step is at most 2^-32 σ, and the clipped sum before it is off by at most ARITHMETIC.
+    """
+    return delta * (1 + ARITHMETIC) + math.sqrt(d) * sigma / STEPS
+
+
+def message_step(sigma: float) -> float:
+    """The power of two of which every number in a message with noise of this σ is a multiple; public, as σ is."""
+    _, exponent = discrete_gaussian.scale(sigma)
+    return math.ldexp(1.0, exponent + MESSAGE_BITS)
 
 
 @dataclass(frozen=True)
@@ -42,16 +70,34 @@ class Noise:
         return self.sigma[maker] * (stretched[peer] if stretched else 1.0)
 
     def add(self, t: int, makers: Tensor, peers: Tensor, g: Tensor, step: int = 0, nth: int = 0) -> Tensor:
-        """g[e] + N(0, σ² I), drawn by makers[e] for peers[e] in round t: [rows, d].
+        """g[e] + N(0, σ² I), drawn by makers[e] for peers[e] in round t: [rows, d], float32.
 
         In a round with several local steps, `step` says which; `nth` tells messages on one and the same batch apart.
+
+        Guarantee: row e is a function of integers r(g[e]) + Z, where r rounds to the lattice of σ and Z is a discrete
+        Gaussian of at least that σ, independent of g and of every other row. Without noise (σ = 0) it is g itself.
         """
         if not any(self.sigma):
             return g
 
         def one(e: int) -> Tensor:
             maker, peer = int(makers[e]), int(peers[e])
-            n = self.streams.normals(g.shape[1], purpose("noise", step, nth), maker, t, peer)
-            return g[e] + self.sigma_of(maker, peer) * torch.from_numpy(n).to(g.device)
+            sigma = self.sigma_of(maker, peer)
+            if sigma == 0:
+                return g[e].float()
+            bits = self.streams.bits(purpose("noise", step, nth), maker, t, peer)
+            k, exponent = discrete_gaussian.scale(sigma)
+            z = torch.from_numpy(discrete_gaussian.sample(g.shape[1], k, bits))
+            return _message(g[e], z.to(g.device), exponent)
 
-        return torch.stack(self.workers.map(one, range(len(g))))
+        rows = range(len(g))  # short rows are many short calls, for which two workers would wait for each other
+        return torch.stack(self.workers.map(one, rows) if g.shape[1] >= PARALLEL_LENGTH else [one(e) for e in rows])
+
+
+def _message(g: Tensor, z: Tensor, exponent: int) -> Tensor:
+    """The sum of a gradient and noise z, both in steps of 2^exponent, in steps of the message: [d] float32.
+
+    The sum of two integers in float64 is a function of their exact sum, as are the roundings after it.
+    """
+    sums = (g.double() * math.ldexp(1.0, -exponent)).round_().add_(z)
+    return sums.mul_(2.0**-MESSAGE_BITS).round_().mul_(math.ldexp(1.0, exponent + MESSAGE_BITS)).float()

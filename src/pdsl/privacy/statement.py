@@ -1,9 +1,8 @@
 """The privacy statement in words: the total first, with everything it depends on beside it."""
 
 import math
-from dataclasses import replace
 
-from pdsl.privacy.accounting import Mechanism, epsilon
+from pdsl.privacy.accounting import Mechanism
 from pdsl.privacy.ledger import Ledger
 from pdsl.rounded import rounded_up
 from pdsl.settings import PrivacySettings
@@ -35,18 +34,13 @@ def statement(settings: PrivacySettings, ledger: Ledger | None, mechanisms: list
     return text
 
 
-def adversaries(ledger: Ledger, mechanisms: list[Mechanism]) -> dict[str, float]:
-    """ε at δ, for the worst agent, against each adversary.
+ADVERSARIES = ("one intercepted message", "one curious neighbour", "all neighbours colluding", "the final models")
 
-    Only a single intercepted message is certified cheaper than everything: whoever sees more than that, over time,
-    sees models into which all of an agent's messages have been mixed, so nothing tighter than the whole is claimed.
+
+def adversaries(ledger: Ledger) -> dict[str, float]:
+    """ε at δ, for the worst agent, against each adversary: for all of them the total.
+
+    A single message that crosses an edge can be a model or a momentum, which holds all rounds before it; so nothing
+    smaller than the total is certified, not even for one message.
     """
-    alone = [replace(m.alone(min(m.sigmas)), messages=1, steps=1) for m in mechanisms]
-    least = {m.rate: m for m in sorted(alone, key=lambda m: -m.noise_multiplier)}  # with a rate, ε falls with z
-    one = max(epsilon(((m, 1),), ledger.delta) for m in least.values())
-    return {
-        "one intercepted message": one,
-        "one curious neighbour": ledger.epsilon,
-        "all neighbours colluding": ledger.epsilon,
-        "an outsider with the final models": ledger.epsilon,
-    }
+    return dict.fromkeys(ADVERSARIES, ledger.epsilon)

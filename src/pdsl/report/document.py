@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pdsl.errors import PdslError
-from pdsl.files import write_whole
+from pdsl.files import PUBLIC, write_whole
 from pdsl.report.markup import element, words
 from pdsl.report.picture import styles
 
@@ -63,10 +63,10 @@ def figure(title: str, caption: str, drawn: str) -> str:
     return card(title, element("figure", drawn, words("figcaption", caption)))
 
 
-def write_aside(target: Path, content: str | bytes) -> Path:
+def write_aside(target: Path, content: str | bytes, mode: int = PUBLIC) -> Path:
     """Written aside and renamed: a reader finds the old file or the new one, never a part."""
     try:
-        write_whole(target, content if isinstance(content, bytes) else content.encode())
+        write_whole(target, content if isinstance(content, bytes) else content.encode(), mode)
     except OSError as error:
         raise PdslError(f"cannot write {str(target)!r} ({error.strerror}); check who may write there") from error
     return target

@@ -20,6 +20,7 @@ WORTH = {  # by shapley.value: what a message of positive value did, to what, an
     "loss": ("lowered", "loss", "raised"),
     "centred": ("lowered", "loss with centred logits", "raised"),
 }
+FOR_OWNER = "For the data owner only: exact counts of private records, which no ε covers. Do not pass this page on."
 SPOILT = {"flipped": "labels flipped", "noise": "noise sent", "idle": "zeros sent"}
 
 
@@ -93,17 +94,20 @@ def helping(run: Run) -> list[Figure]:
     weights = shares or [omega for *_, omega in run.setup["edges"]]
     edges = [(i, j, weight) for (i, j, _), weight in zip(run.setup["edges"], weights, strict=True)]
     meaning = "share its receiver gives it, mean over the run" if shares else "mixing weight ω"
-    held = holdings(run.setup["labels"], run.summary["accuracy_per_agent"] if run.summary else [], run.rogues)
     drawn = [
         Figure(
             "graph",
             "Who listens to whom",
-            _about_the_graph(agents, meaning) + _about_rogues(run),
-            graph(run.setup["labels"], edges, run.rogues),
+            _about_the_graph(agents, meaning, bool(run.labels)) + _about_rogues(run),
+            graph(agents, run.labels, edges, run.rogues),
             above=f"{run.setup['graph'][:1].upper()}{run.setup['graph'][1:]}.",
         ),
-        Figure("holdings", "What each agent holds", "Records by class.", held),
     ]
+    if run.labels:
+        accuracy = run.summary["accuracy_per_agent"] if run.summary else []
+        note = FOR_OWNER if run.private else ""
+        picture = holdings(run.labels, accuracy, run.rogues)
+        drawn.append(Figure("holdings", "What each agent holds", "Records by class.", picture, above=note))
     if agents <= DETAILED and sum(i != j for i, j, _ in edges) > NUMBERED:
         form = "in percent" if agents <= WRITTEN else "the deeper the larger, each in percent under the pointer"
         caption = f"Of a message, the {meaning}: {form}. Rows are receivers, columns senders."
@@ -133,11 +137,11 @@ def _about_rogues(run: Run) -> str:
     return f" An asterisk and a dashed ring are a rogue, who spoils what it sends ({told})." if told else ""
 
 
-def _about_the_graph(agents: int, meaning: str) -> str:
+def _about_the_graph(agents: int, meaning: str, labels: bool) -> str:
     if agents > DETAILED:
         return f"Lines join neighbours; at most the {plain(LINKS)} heaviest are drawn."
     return (
-        f"An arrow is a message, wider with the {meaning}. A circle is an agent, coloured by the classes it holds."
-        " Numbers, where there is room, are percent; inside a circle, under the agent's own, what it gives its own"
-        " message."
+        f"An arrow is a message, wider with the {meaning}. A circle is an agent"
+        f"{', coloured by the classes it holds' if labels else ''}. Numbers, where there is room, are percent; inside a"
+        " circle, under the agent's own, what it gives its own message."
     )

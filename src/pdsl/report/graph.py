@@ -17,9 +17,11 @@ Edge = tuple[int, int, float]  # receiver, sender, weight
 Point = tuple[float, float]
 
 
-def graph(labels: Sequence[Sequence[int]], edges: Sequence[Edge], rogues: Mapping[int, str]) -> Picture:
-    """Agents from the top clockwise; arrows grow wider and darker from the least weight to the largest."""
-    M = len(labels)
+def graph(M: int, labels: Sequence[Sequence[int]], edges: Sequence[Edge], rogues: Mapping[int, str]) -> Picture:
+    """Agents from the top clockwise; arrows grow wider and darker from the least weight to the largest.
+
+    Without labels, which are for the data owner only, agents are plain circles.
+    """
     places = [_on_circle(i / M) for i in range(M)]
     if M > DETAILED:
         return _outline(places, edges, rogues)
@@ -34,8 +36,10 @@ def graph(labels: Sequence[Sequence[int]], edges: Sequence[Edge], rogues: Mappin
         number = f"{100 * weight:.0f}" if len(others) <= NUMBERED else ""
         arrow = _arrow(places[j], places[i], radius, strength, thin, number)
         marks.append(element("g", arrow, class_="edge", data_tip=f"{i} ← {j}: {percent(weight)}"))
-    marks += [_agent(i, M, radius, gathered(held), own.get(i, 0.0), rogues.get(i)) for i, held in enumerate(labels)]
-    return Picture(SIDE, SIDE, f"graph of {M} agents", "".join(marks), legend(len(labels[0]), bool(rogues)))
+    held = [gathered(of_agent) for of_agent in labels] or [[]] * M
+    marks += [_agent(i, M, radius, held[i], own.get(i, 0.0), rogues.get(i)) for i in range(M)]
+    named = legend(len(labels[0]), bool(rogues)) if labels else (ROGUE,) * bool(rogues)
+    return Picture(SIDE, SIDE, f"graph of {M} agents", "".join(marks), named)
 
 
 def _on_circle(turn: float, away: float = 0) -> Point:
@@ -86,8 +90,10 @@ def _agent(i: int, M: int, radius: float, held: Sequence[int], own: float, rogue
     marks.append(words("text", f"{i}*" if rogue else str(i), x=x, y=y + (0 if roomy else 5), class_="middle strong"))
     if roomy:
         marks.append(words("text", f"{100 * own:.0f}", x=x, y=y + 13, class_="middle small"))
-    classes = ", ".join(f"{label}: {plain(count)}" for label, count in enumerate(held) if count)
-    tip = [f"{_named(i, rogue)}", f"{plain(total)} records", f"gives itself {percent(own)}", f"by class {classes}"]
+    tip = [_named(i, rogue), f"gives itself {percent(own)}"]
+    if held:
+        classes = ", ".join(f"{label}: {plain(count)}" for label, count in enumerate(held) if count)
+        tip += [f"{plain(total)} records", f"by class {classes}"]
     return element("g", *marks, data_tip="\n".join(tip))
 
 

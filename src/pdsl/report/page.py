@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from pdsl.files import PRIVATE
 from pdsl.privacy.statement import SEEDED
 from pdsl.report.document import card, document, parts, write_aside
 from pdsl.report.figures import Figure, helping, learning, spending
@@ -10,8 +11,13 @@ from pdsl.report.numbers import duration, epsilon, percent, plain, size
 from pdsl.report.reading import Run, read_run
 
 
-def write_report(run: Path) -> Path:
-    """Write `report.html` into a run directory, aside and renamed; returns its path."""
+def write_report(run: Path, owner: bool = False) -> Path:
+    """Write `report.html` into a run directory, aside and renamed; returns its path.
+
+    For the `owner` of the records, `report-owner.html`, which has exact counts of them and is readable by it alone.
+    """
+    if owner:
+        return write_aside(run / "report-owner.html", page(read_run(run, owner=True)), PRIVATE)
     return write_aside(run / "report.html", page(read_run(run)))
 
 
@@ -69,7 +75,7 @@ def _two_columns(drawn: list[Figure]) -> str:
 def _helping(run: Run) -> str:
     """The graph and what agents hold on the left, what their messages weighed and were worth on the right."""
     drawn = {figure.name: figure.html() for figure in helping(run)}
-    left = [drawn.pop(name) for name in ("graph", "holdings")]
+    left = [drawn.pop(name) for name in ("graph", "holdings") if name in drawn]
     if {"weights", "heard"} <= drawn.keys():  # two tall ones are enough on the right
         left.append(drawn.pop("heard"))
     if "shapley" not in drawn:

@@ -14,6 +14,7 @@ from pdsl.settings import PrivacySettings, ShapleySettings
 
 Fields = dict[str, Any]
 T = TypeVar("T")
+OWNER = "owner.json"  # in a run directory: exact counts of records
 
 MEASURED = (
     *("consensus", "bytes", "epsilon", "loss", "loss_min", "loss_max"),
@@ -32,6 +33,7 @@ class Run:
     setup: Fields
     rows: list[Fields]  # round, MEASURED, and a value per edge of phi and share, or []
     summary: Fields | None  # None: the run is unfinished
+    labels: list[list[int]]  # records of each class of each agent; [] where they are not for this reader
 
     @property
     def algorithm(self) -> str:
@@ -41,6 +43,11 @@ class Run:
     def budget(self) -> float | None:
         """The total ε that the run was to stay within; None where none was set."""
         return PrivacySettings(**self.config.get("privacy", {})).budget
+
+    @property
+    def private(self) -> bool:
+        """Whether noise came from the operating system: then records are somebody's, and no simulation's."""
+        return is_private(self.config)
 
     @property
     def worth(self) -> str:
@@ -70,8 +77,16 @@ class Run:
         return [fmean(of_edge) for of_edge in zip(*(row["share"] for row in self.rows if row["share"]), strict=True)]
 
 
-def read_run(run: Path) -> Run:
-    """The run in this directory; PdslError when something needed is missing or broken."""
+def is_private(config: Fields) -> bool:
+    privacy = PrivacySettings(**config.get("privacy", {}))
+    return privacy.randomness == "system" and privacy.mode != "none"
+
+
+def read_run(run: Path, owner: bool = False) -> Run:
+    """The run in this directory; PdslError when something needed is missing or broken.
+
+    The exact counts of a private run's records are read only for their `owner`.
+    """
     if not run.is_dir():
         raise PdslError(f"there is no run directory {str(run)!r}; make one with: pdsl run config.toml")
     config = _read(run / "config.toml", _config)
@@ -79,7 +94,10 @@ def read_run(run: Path) -> Run:
     # Before the rows: where there is a summary, all rows of a run that goes on have been written.
     summary = _read(run / "summary.json", _summary) if (run / "summary.json").exists() else None
     rows = _read(run / "rows.jsonl", lambda text: _rows(text, len(setup["edges"])))
-    return Run(str(config.get("name") or run.resolve().name), config, setup, rows, summary)
+    shown = owner or not is_private(config)
+    there = shown and (run / OWNER).exists()  # whoever was given the directory may not have been given the counts
+    labels = _read(run / OWNER, lambda text: _labels(text, setup["agents"])) if there else []
+    return Run(str(config.get("name") or run.resolve().name), config, setup, rows, summary, labels)
 
 
 def _read(file: Path, parse: Callable[[str], T]) -> T:
@@ -124,17 +142,23 @@ def _setup(text: str) -> Fields:
     setup = _json(text)
     M = int(setup["agents"])
     edges = [(int(i), int(j), float(omega)) for i, j, omega in setup["edges"]]
-    labels = [[int(n) for n in of_agent] for of_agent in setup["labels"]]
-    if M < 1 or len(labels) != M or len({len(of_agent) for of_agent in labels}) > 1:
-        raise ValueError(f"labels are not one list of the same length for each of {M} agents")
-    if not all(0 <= n < HUGE for of_agent in labels for n in of_agent):
-        raise ValueError("labels are not numbers of records")
+    if M < 1:
+        raise ValueError(f"{M} agents")
     rogues = [(int(i), str(kind)) for i, kind in setup.get("rogues", [])]
     if not all(0 <= i < M for edge in edges for i in edge[:2]) or not all(0 <= i < M for i, _ in rogues):
         raise ValueError(f"an edge or a rogue names an agent that is not among the {M}")
     described = {name: str(setup[name]) for name in ("graph", "data")}
-    counted = {"agents": M, "labels": labels, "parameters": int(setup["parameters"])}
+    counted = {"agents": M, "parameters": int(setup["parameters"])}
     return {**counted, "edges": edges, "rogues": rogues, **described}
+
+
+def _labels(text: str, agents: int) -> list[list[int]]:
+    labels = [[int(n) for n in of_agent] for of_agent in _json(text)["labels"]]
+    if len(labels) != agents or len({len(of_agent) for of_agent in labels}) > 1:
+        raise ValueError(f"labels are not one list of the same length for each of {agents} agents")
+    if not all(0 <= n < HUGE for of_agent in labels for n in of_agent):
+        raise ValueError("labels are not numbers of records")
+    return labels
 
 
 def _rows(text: str, edges: int) -> list[Fields]:

@@ -65,7 +65,7 @@ class Entry:
             "losses": [short(score.loss) for score in self.scores],
             "seeds": list(self.seeds),
             "learning_rate": self.learning_rate,
-            "total_epsilon": short(self.epsilon),
+            "total_epsilon": self.epsilon,
             "failed": list(self.failed),
         }
 

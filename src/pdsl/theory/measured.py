@@ -16,13 +16,14 @@ from torch.nn.functional import cross_entropy
 
 from pdsl.algorithms import PDSL
 from pdsl.errors import PdslError
-from pdsl.gradients import GRADIENT_BLOCK, summed_gradient
+from pdsl.gradients import summed_gradient
 from pdsl.models import Network, channels_last
 from pdsl.runner import take_up
 from pdsl.theory.theorem2 import Setting, Step
 from pdsl.train import Experiment, first_state
 
 BATCHES = 20  # of each agent, those of the first rounds, to estimate ζ
+BLOCK = 250  # records per backward pass
 CURVATURE_RECORDS = 500  # of each agent, at most, to estimate L: a product with the Hessian costs three gradients
 Product = Callable[[Tensor], Tensor]
 
@@ -120,7 +121,7 @@ def _sum(network: Network, x: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
 def _blocks(inputs: Tensor, labels: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
     if len(labels) == 0:
         return ()
-    return zip(torch.split(inputs, GRADIENT_BLOCK), torch.split(labels, GRADIENT_BLOCK), strict=True)
+    return zip(torch.split(inputs, BLOCK), torch.split(labels, BLOCK), strict=True)
 
 
 def _some(inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
