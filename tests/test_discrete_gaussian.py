@@ -37,6 +37,13 @@ def test_every_value_is_that_of_the_definition(streams: Streams, n: int) -> None
     assert np.array_equal(found, right)
 
 
+def test_rows_drawn_together_are_those_drawn_alone() -> None:
+    scales, places = [2**24, K, 2**25], [("noise", 0, 1, 2), ("noise", 3, 1, 2), ("noise.1.0", 0, 5, 2)]
+    together = dg.sample_rows(700, scales, [Streams(4).bits(*place) for place in places])
+    for row, k, place in zip(together, scales, places, strict=True):
+        assert np.array_equal(row, dg.sample(700, k, Streams(4).bits(*place)))
+
+
 def test_values_do_not_depend_on_how_many_were_drawn_before() -> None:
     bits = [Streams(0).bits("noise", 1, 1, 1) for _ in range(2)]
     assert np.array_equal(dg.sample(500, K, bits[0]), dg.sample(500, K, bits[1]))
@@ -81,9 +88,9 @@ class Crafted:
 
 
 def candidates(words: list[tuple[int, int, int]]) -> tuple[list[float], list[bool]]:
-    block = Crafted(words).words.view("<u4").reshape(3, -1)
-    z, accepted = dg._candidates(block, K, RandomBits(lambda n: block.view("<u8"), bytes(32)), 0)
-    return z.tolist(), accepted.tolist()
+    block = Crafted(words).words.view("<u4").reshape(3, 1, -1)
+    z, accepted = dg._candidates(block, np.array([K], dtype=np.uint64), [Crafted(words).bits()], 0)
+    return z[0].tolist(), accepted[0].tolist()
 
 
 def test_ties_with_a_threshold_are_decided_by_further_bits() -> None:

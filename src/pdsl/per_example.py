@@ -33,9 +33,11 @@ class PerRecord:
     """The gradients of one or several parameters, one per record, as far as they need to be known."""
 
     squared_norms: Tensor  # [n] float64
-    weighted_sum: Callable[
-        [Tensor], Tensor
-    ]  # Σ_r f_r g_r [size] float64, given factors f [n]; rows with f = 0 are left
+    # Σ_r f_r g_r [size] float64, given factors f [n] and which of them are 0 [n, 1]: those rows may be infinite
+    sum_of: Callable[[Tensor, Tensor], Tensor]
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        return self.sum_of(factors, (factors == 0)[:, None])
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,13 @@ class Kernel:
         parts = self.run(network, x, pad_records(inputs, self.pad), pad_records(targets, self.pad))
         squared_norms = torch.stack([part.squared_norms for part in parts]).sum(0)
 
-        def weighted_sum(factors: Tensor) -> Tensor:
-            all_factors = pad(factors, (0, len(squared_norms) - n))
-            return torch.cat([part.weighted_sum(all_factors) for part in parts])
+        def sum_of(factors: Tensor, dropped: Tensor) -> Tensor:
+            if n < len(squared_norms):
+                factors = pad(factors, (0, len(squared_norms) - n))
+                dropped = pad(dropped, (0, 0, 0, len(squared_norms) - n), value=True)
+            return torch.cat([part.sum_of(factors, dropped) for part in parts])
 
-        return PerRecord(squared_norms[:n], weighted_sum)
+        return PerRecord(squared_norms[:n], sum_of)
 
 
 def pad_records(rows: Tensor, multiple: int) -> Tensor:
@@ -124,19 +128,19 @@ def _by_layers(network: Network, x: Tensor, inputs: Tensor, targets: Tensor) -> 
 def _rows(g: Tensor, order: Callable[[Tensor], Tensor] = lambda total: total) -> PerRecord:
     """Gradients that are there, a row each [n, size]; `order` brings their sum into the parameter's own order."""
     rows = g.double()
-    return PerRecord(rows.square().sum(1), lambda f: order(f @ _without(rows, f)).reshape(-1))
+    return PerRecord(rows.square().sum(1), lambda f, dropped: order(f @ rows.masked_fill(dropped, 0.0)).reshape(-1))
 
 
 def _outer(delta: Tensor, a: Tensor) -> PerRecord:
     """Gradients δ_r a_rᵀ, which need not be built: the norm is a product of norms, the sum a matrix product."""
     delta, a = delta.double(), a.double()
     squared_norms = a.square().sum(1) * delta.square().sum(1)
-    return PerRecord(squared_norms, lambda f: ((_without(delta, f) * f[:, None]).T @ _without(a, f)).reshape(-1))
 
+    def sum_of(factors: Tensor, dropped: Tensor) -> Tensor:
+        scaled = delta.masked_fill(dropped, 0.0).mul_(factors[:, None])
+        return (scaled.T @ a.masked_fill(dropped, 0.0)).reshape(-1)
 
-def _without(rows: Tensor, factors: Tensor) -> Tensor:
-    """The rows, zero where the factor is: a record that does not count may be infinite."""
-    return rows.masked_fill((factors == 0)[:, None], 0.0)
+    return PerRecord(squared_norms, sum_of)
 
 
 def _of_layer(layer: nn.Module, a: Tensor, delta: Tensor) -> list[tuple[Tensor, PerRecord]]:
@@ -234,8 +238,11 @@ def _logits_by_records(network: Network, x: Tensor, inputs: Tensor) -> Tensor:
 
 
 def _logits_of_batch(network: Network, x: Tensor, inputs: Tensor) -> Tensor:
+    """With gradients on, as in training: there every record is rounded alike."""
+    module = network.replica().load(x)
     blocks = (pad_records(block, ONE_SHAPE) for block in torch.split(inputs, ONE_SHAPE))
-    return torch.cat([network.logits(x, block) for block in blocks])[: len(inputs)]
+    with torch.enable_grad():
+        return torch.cat([module(block).detach() for block in blocks])[: len(inputs)]
 
 
 LAYERS = Kernel("layers", 256, PAD, _by_layers, _logits_of_batch)

@@ -14,6 +14,7 @@ beyond, which a Gaussian would take with probability 2^-189. docs/privacy.md der
 
 import decimal
 import sys
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -58,42 +59,68 @@ def scale(sigma: float) -> tuple[int, int]:
 
 def sample(n: int, k: int, bits: RandomBits) -> Values:
     """Draw n values of the discrete Gaussian with parameter 256·k."""
-    found: list[Values] = []
-    missing, index = n, 0
+    return sample_rows(n, [k], [bits])[0]
+
+
+def sample_rows(n: int, scales: Sequence[int], sources: Sequence[RandomBits]) -> list[Values]:
+    """Draw n values for each pair of k and a stream; a row does not depend on the rows that are drawn with it."""
+    count = _enough(n)
+    words = np.stack([_read(source, count) for source in sources], axis=1)
+    z, accepted = _candidates(words, np.array(scales, dtype=np.uint64), sources, 0)
+    return [
+        _complete(z[row][accepted[row]][:n], n, k, source, count)
+        for row, (k, source) in enumerate(zip(scales, sources, strict=True))
+    ]
+
+
+def _enough(n: int) -> int:
+    """Candidates of which n are nearly always accepted; no more than a block, and an even number."""
+    count = min(BLOCK, n + n // 64 + 32)
+    return count + count % 2
+
+
+def _read(bits: RandomBits, count: int) -> NDArray[np.uint32]:
+    """Three words of 32 bits for each of `count` candidates: [3, count]."""
+    return bits.read(3 * count // 2).astype("<u8", copy=False).view("<u4").reshape(3, count)
+
+
+def _complete(values: Values, n: int, k: int, bits: RandomBits, index: int) -> Values:
+    """Draw until there are n values; `index` is that of the next candidate."""
+    found = [values]
+    missing = n - len(values)
     while missing > 0:
-        count = min(BLOCK, missing + missing // 64 + 32)
-        count += count % 2
-        words = bits.read(3 * count // 2).astype("<u8", copy=False).view("<u4").reshape(3, count)
-        z, accepted = _candidates(words, k, bits, index)
-        values = z[accepted][:missing]
-        found.append(values)
-        missing -= len(values)
+        count = _enough(missing)
+        z, accepted = _candidates(_read(bits, count)[:, None], np.array([k], dtype=np.uint64), [bits], index)
+        found.append(z[0][accepted[0]][:missing])
+        missing -= len(found[-1])
         index += count
-    return np.concatenate(found) if len(found) != 1 else found[0]
+    return np.concatenate(found) if len(found) > 1 else values
 
 
-def _candidates(words: NDArray[np.uint32], k: int, bits: RandomBits, start: int) -> tuple[Values, NDArray[np.bool_]]:
-    """Return a candidate per column of words, and which are accepted. `start` is the first candidate's index."""
-    table = _table()
+def _candidates(
+    words: NDArray[np.uint32], k: NDArray[np.uint64], sources: Sequence[RandomBits], start: int
+) -> tuple[Values, NDArray[np.bool_]]:
+    """Return candidates [rows, n] of words [3, rows, n], and which are accepted. `start`: index of a row's first."""
+    table, k = _table(), k[:, None]
     cell = (words[0] >> np.uint32(32 - HIGH_BITS)).astype(np.intp)
     fraction = words[0] & np.uint32(2**FIRST_BITS - 1)
     threshold = table.first.take(cell)
     high = table.alias.take(cell)
     np.copyto(high, cell, where=fraction < threshold, casting="same_kind")
     product = words[1].astype(np.uint64)
-    product *= np.uint64(k)
+    product *= k
     u = words[2] & np.uint32(2**31 - 1)
+    tied = fraction == threshold
     accepted = u < table.surely.take(high)
-    accepted &= fraction != threshold
+    accepted &= ~tied
     # Lemire: the upper half of a product is uniform on 0..k−1 if its lower half is at least 2^32 mod k
-    accepted &= product.view(np.uint32)[LOWER::2] >= np.uint32(2**32 % k)
+    uniform = product.view(np.uint32)[:, LOWER::2] >= (np.uint64(2**32) % k).astype(np.uint32)
     product >>= np.uint64(32)
     low = product.view(np.int64)
-    for i in _settle(accepted, high, low, u, k, fraction == threshold, words[1]):
-        extension = bits.extension(start + i)
-        high[i], accepted[i] = _decide(
-            int(cell[i]), int(fraction[i]), int(high[i]), int(low[i]), int(u[i]), k, extension
-        )
+    for row, i in _settle(accepted, uniform, high, low, u, k, tied):
+        bits = (int(cell[row, i]), int(fraction[row, i]), int(high[row, i]), int(low[row, i]), int(u[row, i]))
+        high[row, i], accepted[row, i] = _decide(*bits, int(k[row, 0]), sources[row].extension(start + i))
+    accepted &= uniform
     z = high.astype(np.float64)
     z *= k
     z += low
@@ -108,23 +135,22 @@ def _candidates(words: NDArray[np.uint32], k: int, bits: RandomBits, start: int)
 
 def _settle(
     accepted: NDArray[np.bool_],
+    uniform: NDArray[np.bool_],
     high: NDArray[np.int32],
     low: NDArray[np.int64],
     u: NDArray[np.uint32],
-    k: int,
+    k: NDArray[np.uint64],
     tied: NDArray[np.bool_],
-    drawn: NDArray[np.uint32],
-) -> list[int]:
-    """Accept and reject what 1 − t ≤ exp(−t) ≤ 1 − t + t²/2 decides; return the candidates that are left."""
-    at = np.flatnonzero(~accepted)
-    at = at[(drawn[at].astype(np.uint64) * np.uint64(k) & np.uint64(2**32 - 1)) >= np.uint64(2**32 % k)]
-    x = low[at] / k
+) -> list[tuple[int, int]]:
+    """Accept and reject what 1 − t ≤ exp(−t) ≤ 1 − t + t²/2 decides; return the places of candidates that are left."""
+    at = np.nonzero(~accepted & uniform)
+    x = low[at] / k[at[0], 0]
     t = x * (2.0 * high[at] + x) * 2.0**-17
     accepts = u[at] + 1.001 <= (1 - t) * 2.0**31
     rejects = u[at] >= (1 - t + t * t / 2) * 2.0**31 + 0.001
     accepted[at] = accepts & ~tied[at]
-    left: list[int] = at[~(accepts | rejects) | tied[at]].tolist()
-    return left
+    left = ~(accepts | rejects) | tied[at]
+    return list(zip(at[0][left].tolist(), at[1][left].tolist(), strict=True))
 
 
 def _decide(cell: int, fraction: int, high: int, low: int, u: int, k: int, extension: int) -> tuple[int, bool]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from pdsl.settings import PrivacySettings
 
 STEPS = 2.0**32  # least number of lattice steps in a standard deviation
 MESSAGE_BITS = 16  # a message's step is 2^16 steps of the noise's lattice
-PARALLEL_LENGTH = 2**16  # numbers in a row from which on rows are drawn side by side
+GROUP = 2**16  # numbers of a group of rows that is drawn at once; longer rows are drawn side by side
 ARITHMETIC = 2.0**-24  # relative error of a clipped sum: sums of up to 2^27 products in float64
 
 
@@ -80,24 +81,27 @@ class Noise:
         if not any(self.sigma):
             return g
 
-        def one(e: int) -> Tensor:
-            maker, peer = int(makers[e]), int(peers[e])
-            sigma = self.sigma_of(maker, peer)
-            if sigma == 0:
-                return g[e].float()
-            bits = self.streams.bits(purpose("noise", step, nth), maker, t, peer)
-            k, exponent = discrete_gaussian.scale(sigma)
-            z = torch.from_numpy(discrete_gaussian.sample(g.shape[1], k, bits))
-            return _message(g[e], z.to(g.device), exponent)
+        def draw(rows: list[int]) -> Tensor:
+            name = purpose("noise", step, nth)
+            sources = [self.streams.bits(name, int(makers[e]), t, int(peers[e])) for e in rows]
+            lattices = [discrete_gaussian.scale(sigmas[e]) for e in rows]
+            z = discrete_gaussian.sample_rows(g.shape[1], [k for k, _ in lattices], sources)
+            return _message(g[rows], torch.from_numpy(np.stack(z)).to(g.device), [exponent for _, exponent in lattices])
 
-        rows = range(len(g))  # short rows are many short calls, for which two workers would wait for each other
-        return torch.stack(self.workers.map(one, rows) if g.shape[1] >= PARALLEL_LENGTH else [one(e) for e in rows])
+        sigmas = [self.sigma_of(int(maker), int(peer)) for maker, peer in zip(makers, peers, strict=True)]
+        noisy = [e for e, sigma in enumerate(sigmas) if sigma]
+        size = max(1, GROUP // g.shape[1])  # rows at a time: of short ones many, to spare calls
+        groups = [noisy[a : a + size] for a in range(0, len(noisy), size)]
+        messages = g.to(torch.float32, copy=True)
+        messages[noisy] = torch.cat(self.workers.map(draw, groups) if size == 1 else [draw(rows) for rows in groups])
+        return messages
 
 
-def _message(g: Tensor, z: Tensor, exponent: int) -> Tensor:
-    """The sum of a gradient and noise z, both in steps of 2^exponent, in steps of the message: [d] float32.
+def _message(g: Tensor, z: Tensor, exponents: Sequence[int]) -> Tensor:
+    """The sums of gradients and noise z, each row in steps of 2^exponent, in steps of the message: [rows, d] float32.
 
     The sum of two integers in float64 is a function of their exact sum, as are the roundings after it.
     """
-    sums = (g.double() * math.ldexp(1.0, -exponent)).round_().add_(z)
-    return sums.mul_(2.0**-MESSAGE_BITS).round_().mul_(math.ldexp(1.0, exponent + MESSAGE_BITS)).float()
+    step = torch.tensor([math.ldexp(1.0, e) for e in exponents], dtype=torch.float64, device=g.device)[:, None]
+    sums = (g.double() / step).round_().add_(z)
+    return sums.mul_(2.0**-MESSAGE_BITS).round_().mul_(step * 2.0**MESSAGE_BITS).float()
