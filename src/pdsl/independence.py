@@ -73,7 +73,7 @@ def _wave(network: Network, frequency: float) -> Tensor:
 
 
 def _alone(network: Network, x: Tensor, records: Tensor, labels: Tensor) -> Tensor:
-    """The gradient of each record by itself: [n, d]."""
+    """The gradient of each record alone: [n, d]."""
     part = RECORDS.gradients(network, x, records, labels)
     return _each(part.weighted_sum, len(records), records.device)
 

@@ -58,7 +58,7 @@ class Streams:
         return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def bind(self, context: bytes) -> Self:
-        """Return the streams of a run with this context. Seeded streams belong to nobody, and stay as they are."""
+        """Return the streams of a run with this context. Seeded streams are public, and stay as they are."""
         return self
 
     def _agent_key(self, agent: int) -> bytes:
@@ -74,7 +74,7 @@ class SecretStreams(Streams):
 
     Guarantee: to an adversary without the key they are indistinguishable from random bits, and no two purposes, agents,
     rounds, peers or contexts share a draw. The context is everything that shapes a message (`privacy.bond`): a copy of
-    a run that goes on with other settings, data, model or noise draws other noise, so nothing can be subtracted.
+    a run that is resumed with other settings, data, model or noise draws other noise, so nothing can be subtracted.
     """
 
     secret = True

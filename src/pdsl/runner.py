@@ -216,8 +216,8 @@ def _agreed_ledger(e: Experiment, run: RunDirectory, done: int) -> Ledger | None
     except PdslError as error:
         problem = str(error)
     records = e.bond.digests["records"]
-    told = e.engine.gather([(problem, records)])  # everybody has looked, and all go on or none
-    for problem, others in told:
+    found = e.engine.gather([(problem, records)])  # all processes continue, or none
+    for problem, others in found:
         if problem is not None:
             raise PdslError(problem)
         if others != records:
@@ -233,7 +233,7 @@ def _agreed_ledger(e: Experiment, run: RunDirectory, done: int) -> Ledger | None
 
 
 def _looked_up(e: Experiment, run: RunDirectory, done: int) -> Ledger | None:
-    """The ledger in the directory, which is compared with all that is there; None where nothing was begun yet."""
+    """The ledger in the directory, which is compared with all that is there; None where no round was charged yet."""
     where = str(run.path / LEDGER)
     stored, key, ran = run.read(LEDGER), _read_key(run), max(done, len(run.rows()))
     text = (stored or b"").decode(errors="replace")

@@ -90,7 +90,7 @@ class RunDirectory:
     def describe(
         self, config_toml: str, setup: Mapping[str, Any], owner: Mapping[str, Any] = MappingProxyType({})
     ) -> None:
-        """Write what is known before the first round; `owner`: exact counts of private records."""
+        """Write settings and setup before the first round; `owner`: exact counts of private records."""
         self.write("config.toml", config_toml.encode())
         self.write("setup.json", json.dumps(setup, ensure_ascii=False).encode())
         if owner:

@@ -1,4 +1,4 @@
-"""Which modules are proven to treat every record by itself: vetted layers, one after another.
+"""Modules that are proven to treat every record independently: vetted layers, one after another.
 
 The layers of the tables below work record by record, and `nn.Sequential` runs one after another. No other Python code
 has a say in such a module, so no branch, counter or attribute can make records mix. A module with code of its own is

@@ -118,7 +118,7 @@ def canaries(
 
 
 def canary_finding(found: Canaries, claimed: float) -> Finding:
-    """The bound must not pass the claim; the controls show whether the test could have told."""
+    """The bound must not pass the claim; the controls show whether the attack has any power."""
     ratio = _over(found.epsilon, claimed)
     detail = (
         f"{found.count:,} canaries at agent {found.agent} over {found.rounds} rounds: ε ≥ {found.epsilon:.2f}"
@@ -186,7 +186,7 @@ class _Apart(Local):
 
 
 def _with_canaries(parts: Apparatus, agent: int, places: Places, coins: Coins, n: int) -> Apparatus:
-    """The parts of the nth run: canaries are the agent's records, and nobody else has any."""
+    """The parts of the nth run: canaries are the agent's only records, and the other agents have none."""
     e, owners = parts.experiment, parts.owners
     streams = _streams(e.streams, n)
     marks = np.arange(1, len(places) + 1)
@@ -263,12 +263,12 @@ class _Planted:
 
 
 @dataclass(frozen=True)
-class _Ear(Noise):
-    """A run's own noise on what the agent sends, written down; none on what others send."""
+class _RecordingNoise(Noise):
+    """Wrap a run's noise: record the agent's messages, and leave the others' without noise."""
 
     of: Noise = field(kw_only=True)
     planted: _Planted = field(kw_only=True)
-    heard: dict[int, list[Message]] = field(default_factory=dict, kw_only=True)  # by local step, and so by batch
+    messages: dict[int, list[Message]] = field(default_factory=dict, kw_only=True)  # by local step, and so by batch
 
     def add(self, t: int, makers: Tensor, peers: Tensor, g: Tensor, step: int = 0, nth: int = 0) -> Tensor:
         agent = self.planted.agent
@@ -279,7 +279,7 @@ class _Ear(Noise):
         _, ways = self.planted.ways.get(id(g), (g, [1] * len(own)))
         for peer, way, after, before in zip(peers[own].tolist(), ways, noisy, g[own], strict=True):
             rows = (after.double().cpu().numpy(), before.double().cpu().numpy())
-            self.heard.setdefault(step, []).append(Message(peer, nth, self.of.sigma_of(agent, peer), way, *rows))
+            self.messages.setdefault(step, []).append(Message(peer, nth, self.of.sigma_of(agent, peer), way, *rows))
         all_rows = g.to(noisy.dtype, copy=True)
         all_rows[own] = noisy
         return all_rows
@@ -295,9 +295,9 @@ def _run(parts: Apparatus, agent: int, places: Places, rounds: int) -> tuple[Flo
     settings: dict[str, Any] = {f.name: getattr(parts.noise, f.name) for f in fields(Noise)}
     for t in range(1, rounds + 1):
         planted = _Planted(replace(parts.owners, repeated={}), agent)
-        ear = _Ear(**settings, of=parts.noise, planted=planted)
+        ear = _RecordingNoise(**settings, of=parts.noise, planted=planted)
         state, _ = algorithm.step(state, parts.round(t, ear, planted))
-        for messages in ear.heard.values():
+        for messages in ear.messages.values():
             noisy.see(messages, [m.noisy for m in messages])
             clear.see(messages, [m.clear for m in messages])
     return noisy.scores(), clear.scores()

@@ -4,13 +4,16 @@ import base64
 import hashlib
 import hmac
 import json
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
+from pdsl.auditing.accounts import compare_measured
 from pdsl.auditing.report import Finding, conclude
 from pdsl.checkpoints import NAME
 from pdsl.data.records import row_bytes
@@ -35,29 +38,55 @@ KNOWN: dict[str, set[str]] = {  # every name in a file for others; another one m
         "all neighbours colluding", "the final models",
     },
 }  # fmt: skip
+MIN_CLASSES = 3  # with records: fewer numbers in a row may come about by chance
 MAX_BYTES = 50_000_000  # of a file that is searched
 
 
-def check_files(e: Experiment, folder: Path) -> Finding:
-    """Secrets and exact counts are the owner's alone; no other file has counts, digests or copies of records."""
+def check_files(e: Experiment, folder: Path, x: Tensor | None = None) -> Finding:
+    """Secrets and exact counts are the owner's alone; no other file has counts, digests or copies of records.
+
+    x: the models after the last round, if they are kept, from which the summary's accuracies are measured again.
+    """
     problems = []
     for name in FOR_THE_OWNER:
         file = folder / name
         if file.exists() and stat.S_IMODE(file.stat().st_mode) & 0o077:
             problems.append(f"{name} can be read by others")
     problems += [problem for name, known in KNOWN.items() for problem in _unknown(folder / name, known)]
-    problems += _in_checkpoints(e, folder / "checkpoint")
+    problems += _in_checkpoints(e, folder / "checkpoint") + _in_setup(e, folder / "setup.json")
+    if x is not None and (folder / "summary.json").exists():
+        problems += compare_measured(e, x, json.loads((folder / "summary.json").read_bytes()), "summary.json")
     if e.streams.secret:
         problems += _keyed(e)
         traces = dict(_traces(e))
         for file in sorted(folder.rglob("*")):
             if file.is_file() and file.name not in FOR_THE_OWNER and file.stat().st_size < MAX_BYTES:
                 content = file.read_bytes()
+                if file.suffix in (".json", ".jsonl", ".html", ".toml") and _has_counts(e, content):
+                    problems.append(f"{file.name} has the label counts of an agent")
                 squeezed = content.replace(b" ", b"").replace(b"\n", b"")
                 problems += [
                     f"{file.name} has {what}" for trace, what in traces.items() if trace in content + squeezed
                 ][:1]
     return conclude("files for others", problems, f"{folder.name}: no counts, digests or copies of records")
+
+
+def _in_setup(e: Experiment, file: Path) -> list[str]:
+    """The words and numbers of setup.json are those of graph, model and noise."""
+    if not file.exists():
+        return []
+    stored, sigma = json.loads(file.read_bytes()), [max(m.sigmas) for m in e.mechanisms or ()]
+    known = {"graph": e.graph.describe(), "data": e.data.name, "parameters": e.network.d, "agents": e.graph.agents}
+    known |= {"validation": len(e.validation[1]), "test": len(e.test[1]), "sigma": sigma}
+    return [f"setup.json has another {name} than the run" for name, value in known.items() if stored.get(name) != value]
+
+
+def _has_counts(e: Experiment, content: bytes) -> bool:
+    """Whether the numbers of a text have an agent's label counts one after another."""
+    text = re.sub(r"<[^>]*>", " ", content.decode(errors="ignore"))
+    numbers = f" {' '.join(re.findall(r'[0-9]+', text))} "
+    counts = [of_agent for of_agent in e.labels.tolist() if len([n for n in of_agent if n]) >= MIN_CLASSES]
+    return any(f" {' '.join(map(str, of_agent))} " in numbers for of_agent in counts)
 
 
 def _unknown(file: Path, known: set[str]) -> Iterator[str]:

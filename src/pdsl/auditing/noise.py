@@ -15,7 +15,7 @@ from pdsl.privacy import Noise
 from pdsl.randomness import purpose
 from pdsl.train import Experiment
 
-LAGS = 16  # distances between coordinates up to which correlation is looked at
+LAGS = 16  # distances between coordinates up to which correlation is tested
 MAX_PAIRED = 400  # messages that are compared with each other
 MAX_REFERENCE = 4_000_000  # noise values that are drawn again from the definition
 QUANTILES = 200  # of two messages' sorted noise, compared to find one that is a permutation of the other
@@ -282,6 +282,8 @@ def _is_as_documented(noise: Noise, m: Message) -> bool:
 
 def check_every_round(e: Experiment, noise: Noise, messages: Sequence[Message], total: int) -> Finding:
     """Noise of every round of the run, on gradients of zero: as documented, in no round more or less."""
+    if not all(noise.sigma):
+        return Finding("noise of every round", Verdict.FAIL, "an agent's σ is 0")
     draws = sorted({(m.step, m.nth, m.maker, m.peer) for m in messages})
     affordable = max(len(draws), MAX_REFERENCE // e.network.d)
     chosen = [(t, draw) for t in range(1, total + 1) for draw in draws]

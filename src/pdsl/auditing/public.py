@@ -7,7 +7,7 @@ import torch
 
 from pdsl.auditing.report import Finding, Verdict, conclude
 from pdsl.errors import PdslError
-from pdsl.train import Experiment, prepare
+from pdsl.train import Experiment, first_models, prepare
 
 
 def check_public_parts(e: Experiment) -> Finding:
@@ -18,7 +18,7 @@ def check_public_parts(e: Experiment) -> Finding:
     """
     check = "public parts"
     if len(e.engine.agents) != e.graph.agents:
-        return Finding(check, Verdict.PASS, "not looked at: other processes hold records")
+        return Finding(check, Verdict.PASS, "not checked: other processes hold records")
     model = None if e.config.model.name != "python" else e.network.module
     key = getattr(e.streams, "key", None)
     private = e.data.published is None and e.streams.secret
@@ -41,7 +41,7 @@ def check_public_parts(e: Experiment) -> Finding:
 
 def _differences(e: Experiment, other: Experiment) -> list[str]:
     same = {
-        "the first model": torch.equal(e.network.start(), other.network.start()),
+        "the first model": torch.equal(first_models(e), first_models(other)),
         "the public set": all(torch.equal(a, b) for a, b in zip(e.validation, other.validation, strict=True)),
         "the test set": all(torch.equal(a, b) for a, b in zip(e.test, other.test, strict=True)),
         "the sampling rate": e.batches.rate == other.batches.rate,

@@ -24,7 +24,7 @@ from pdsl.randomness import SecretStreams, Streams
 
 
 def clipped_sum(network: Network, x: Tensor, inputs: Tensor, targets: Tensor, C: float) -> Tensor:
-    """Σ_r g_r / max(1, ‖g_r‖/C) over records, each by itself; one whose gradient is not finite counts as zero."""
+    """Σ_r g_r / max(1, ‖g_r‖/C) over records, one at a time; one whose gradient is not finite counts as zero."""
     total = torch.zeros(network.d, dtype=torch.float64, device=x.device)
     module = network.to_module(x).to(x.device)
     for record, target in zip(inputs, targets, strict=True):
@@ -163,7 +163,7 @@ def _value(first: int, second: int, third: int, k: int, extension: int) -> int |
 
 @lru_cache(maxsize=1)
 def alias_table() -> tuple[list[int], list[int]]:
-    """Return thresholds of 2^244 and aliases for exp(−h²/2·256²), h < 4096, each weight computed by itself."""
+    """Return thresholds of 2^244 and aliases for exp(−h²/2·256²), h < 4096, each weight computed separately."""
     with decimal.localcontext() as context:
         context.prec = 140
         weights = [int((decimal.Decimal(-h * h) / 131072).exp() * 2**400) for h in range(4096)]

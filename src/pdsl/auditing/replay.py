@@ -41,7 +41,7 @@ class Start:
 @dataclass(frozen=True)
 class ReplayedRound:
     t: int
-    in_place: bool  # from the state that the run itself had; else at another, to look at the round's randomness
+    in_place: bool  # from the state that the run itself had; else at another, to examine the round's randomness
     messages: list[Message]
     asked: list[Asked]
     sent: list[str]  # digests of all that the engine was given
@@ -63,7 +63,7 @@ class Replay:
 
     @property
     def covered(self) -> str:
-        """The rounds looked at, in words."""
+        """The examined rounds, in words."""
         return f"rounds {', '.join(str(r.t) for r in self.rounds)} of {self.total}"
 
 
@@ -71,7 +71,7 @@ def replay(e: Experiment, parts: Apparatus, total: int, starts: Sequence[Start] 
     """Run the first rounds again from the start, those after each known state, and a sample of the others.
 
     The sample is run at the last known state, since the states before it are gone: batches, clipping, noise and
-    counts of a round can be looked at there as well.
+    counts of a round can be examined there as well.
     """
     per_round = e.network.d * sum(m.messages * m.steps for m in e.mechanisms or ())
     affordable = max(2, MAX_NUMBERS // max(1, per_round))
@@ -119,6 +119,13 @@ def run_replaced(e: Experiment, parts: Apparatus, r: ReplayedRound, scale: float
     noise = ReplayedNoise.of(other.noise, r.messages)
     state, facts = _advance(e, other, r.t, r.before, noise, ReplacedGradients(scale), sent)
     return state_tensors(state), facts, sent
+
+
+def run_on_other_records(e: Experiment, other: Apparatus, r: ReplayedRound) -> tuple[Any, Any]:
+    """State and facts after a recorded round with its noisy messages, and gradients of other records."""
+    honest = other.round(r.t)
+    noise = ReplayedNoise.of(other.noise, r.messages)
+    return _advance(e, other, r.t, r.before, noise, unmetered(honest.owners), [])
 
 
 def run_with_other_noise(e: Experiment, parts: Apparatus, r: ReplayedRound) -> Any:

@@ -46,7 +46,7 @@ class Report:
 
 
 def conclude(check: str, problems: Sequence[str], passed: str) -> Finding:
-    """A failure that names the first problem, or a pass that says what was looked at."""
+    """A failure that names the first problem, or a pass that names the coverage."""
     if not problems:
         return Finding(check, Verdict.PASS, passed)
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""

@@ -38,7 +38,8 @@ def audit_run(path: Path, canaries: int | None = None, rounds: int | None = None
     starts = [Start(checkpoint.round, state_from(e.config, checkpoint.tensors)) for checkpoint in checkpoints]
     findings = audit_experiment(e, ledger, run.rows(), stated_epsilons(run), starts)
     if ledger is not None and e.mechanisms is not None:
-        findings.append(check_files(e, path))
+        last = next((start.state.x for start in starts if start.after == ledger.rounds), None)
+        findings.append(check_files(e, path, last))
         if canaries != 0:
             findings += attack(e, canaries, rounds)
     return Report(statement(e.config.privacy, ledger, e.mechanisms), findings)

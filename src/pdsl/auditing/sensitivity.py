@@ -17,6 +17,7 @@ from pdsl.models import channels_last
 from pdsl.train import Apparatus, Experiment
 
 MAX_RECORDS = 6_000  # gradients taken one record at a time, in all
+ADDITIVE = 1e-12  # of C, per record: float64, and the same bits in any batch
 TOLERANCE = 1e-4  # relative: a batch rounds otherwise than a record alone
 MAX_AGENTS = 24  # tried with hostile records; each kind of record at some of them
 
@@ -47,7 +48,7 @@ def check_gradients(e: Experiment, owners: Owners, rounds: Sequence[ReplayedRoun
                 f"agent {asked.agent}'s gradient in round {asked.round} is {off / max(size, 1e-300):.2g} of its size"
                 " away from the clipped sum of its batch"
             )
-    problems += _check_clip(owners.C) + _check_other_clips(e, owners)
+    problems += _check_clip(owners.C) + _check_other_clips(e, owners) + _check_additive(e, owners)
     return conclude(
         "clipped gradients", problems, f"{checked} computed again one record at a time, {len(covered)} agents"
     )
@@ -84,6 +85,19 @@ def _check_other_clips(e: Experiment, owners: Owners) -> list[str]:
         if not float((found - want).norm()) <= TOLERANCE * float(want.norm()):
             problems.append(f"with a clip of {C:g} the sum is another than the clipped records'")
     return problems
+
+
+def _check_additive(e: Experiment, owners: Owners) -> list[str]:
+    """A batch's sum is that of its records' own sums to the last digits of float64: records do not round each other."""
+    agent = max((i for i in e.engine.agents), key=lambda i: e.batches.sizes[i])
+    some = slice(0, min(100, e.batches.sizes[agent]))
+    inputs, labels, x = owners.inputs[agent][some], owners.labels[agent][some], e.network.elsewhere()
+    if e.config.privacy.clipping != "per-sample" or len(labels) < 2:
+        return []
+    each = [owners.on(x, inputs[n : n + 1], labels[n : n + 1], 1.0).double() for n in range(len(labels))]
+    whole, parts = owners.on(x, inputs, labels, 1.0).double(), torch.stack(each).sum(0)
+    off = float((whole - parts).norm()) / (owners.C * len(labels))
+    return [f"a batch's sum is off by {off:.2g} of C per record from the sum of its records'"] if off > ADDITIVE else []
 
 
 def _turns(asked: Sequence[Asked]) -> list[Asked]:

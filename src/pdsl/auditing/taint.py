@@ -2,15 +2,23 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from pdsl.auditing.recorders import digest
-from pdsl.auditing.replay import ReplayedRound, run_replaced, run_with_other_noise
+from pdsl.auditing.replay import (
+    ReplayedRound,
+    run_on_other_records,
+    run_replaced,
+    run_with_other_noise,
+    state_digest,
+)
 from pdsl.auditing.report import Finding, conclude
 from pdsl.data.records import row_bytes
 from pdsl.train import Apparatus, Experiment, state_tensors
 
+MAX_OTHER = 6  # rounds that are run on other records
 MIN_MOVED = 0.9  # share of the numbers of all models
 NEAR = 0.02  # of a record's length: nearer than that, two records are one and the same
 LOOKED_AT = 300  # public records whose nearest private record is looked for
@@ -33,7 +41,18 @@ def check_taint(e: Experiment, parts: Apparatus, rounds: Sequence[ReplayedRound]
             elif sent != r.sent:
                 problems.append(f"round {r.t}: a message contains gradients without noise ({name})")
     problems += [problem for r in rounds for problem in _unchanged(r)] + _noiseless(e, parts, rounds)
+    problems += _with_other_records(e, parts, rounds)
     return conclude("only noisy messages are used", problems, f"{len(rounds)} rounds with other gradients, same bits")
+
+
+def _with_other_records(e: Experiment, parts: Apparatus, rounds: Sequence[ReplayedRound]) -> list[str]:
+    """With the same noisy messages and the negated records, one round after another, every state is the same."""
+    other = replace(parts, owners=replace(parts.owners, inputs=[-x for x in parts.owners.inputs], repeated={}))
+    for r in rounds[:MAX_OTHER]:
+        state, facts = run_on_other_records(e, other, r)
+        if state_digest(state) != state_digest(r.after) or facts != r.facts:
+            return [f"round {r.t}: with other records and the same noisy messages the state is another"]
+    return []
 
 
 def _unchanged(r: ReplayedRound) -> list[str]:

@@ -33,7 +33,7 @@ def log_file(run: Path, number: int) -> Path:
 
 
 def _numbers(run: Path, pattern: str) -> list[int]:
-    """Of the incarnations that have such a file; a copy that somebody has made beside it is in nobody's way."""
+    """Numbers of the incarnations that have such a file; other names are ignored."""
     named = (file.stem.partition("-")[2] for file in run.glob(pattern))
     return sorted(int(number) for number in named if number.isdecimal())
 

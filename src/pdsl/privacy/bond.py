@@ -1,7 +1,7 @@
 """The seal of a run: everything that shapes its messages, as digests under the run's secret.
 
 Noise that was drawn once must not be added to anything else, and the charged messages must be those that are sent. So
-the noise streams are derived from the secret *and* the digests here: a copy of a run that goes on with other settings,
+the noise streams are derived from the secret *and* these digests: a copy of a run that is resumed with other settings,
 data, model or noise draws other noise. And a run is resumed only as the run that it was: its ledger holds the digests
 and is sealed under the secret, as its checkpoints are.
 """
@@ -73,7 +73,7 @@ class Bond:
         for name, digest in self.digests.items():
             if tied.get(name) != digest:
                 raise PdslError(
-                    f"{where}: {CHANGED[name]} that the run was begun with, and its noise is for no other; restore"
+                    f"{where}: {CHANGED[name]} that the run started with, and its noise is for no other; restore"
                     " them, or start the run anew"
                 )
         if not hmac.compare_digest(str(stored.get(SEAL)).encode(), self._seal(ledger).encode()):

@@ -93,7 +93,9 @@ class Noise:
         size = max(1, GROUP // g.shape[1])  # rows at a time: of short ones many, to spare calls
         groups = [noisy[a : a + size] for a in range(0, len(noisy), size)]
         messages = g.to(torch.float32, copy=True)
-        messages[noisy] = torch.cat(self.workers.map(draw, groups) if size == 1 else [draw(rows) for rows in groups])
+        if noisy:
+            drawn = self.workers.map(draw, groups) if size == 1 else [draw(rows) for rows in groups]
+            messages[noisy] = torch.cat(drawn)
         return messages
 
 

@@ -46,7 +46,7 @@ class Run:
 
     @property
     def private(self) -> bool:
-        """Whether noise came from the operating system: then records are somebody's, and no simulation's."""
+        """Whether noise came from the operating system: then records are private, and not a simulation's."""
         return is_private(self.config)
 
     @property
@@ -95,7 +95,7 @@ def read_run(run: Path, owner: bool = False) -> Run:
     summary = _read(run / "summary.json", _summary) if (run / "summary.json").exists() else None
     rows = _read(run / "rows.jsonl", lambda text: _rows(text, len(setup["edges"])))
     shown = owner or not is_private(config)
-    there = shown and (run / OWNER).exists()  # whoever was given the directory may not have been given the counts
+    there = shown and (run / OWNER).exists()  # a directory that was passed on may lack the counts
     labels = _read(run / OWNER, lambda text: _labels(text, setup["agents"])) if there else []
     return Run(str(config.get("name") or run.resolve().name), config, setup, rows, summary, labels)
 
