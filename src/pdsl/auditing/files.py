@@ -39,6 +39,7 @@ KNOWN: dict[str, set[str]] = {  # every name in a file for others; another one m
     },
 }  # fmt: skip
 MIN_CLASSES = 3  # with records: fewer numbers in a row may come about by chance
+WHOLE_NUMBER = re.compile(r"(?<![\w.])([0-9]+)(?:\.0+)?(?![\w.])")  # digits within a digest or a fraction are none
 MAX_BYTES = 50_000_000  # of a file that is searched
 
 
@@ -84,7 +85,7 @@ def _in_setup(e: Experiment, file: Path) -> list[str]:
 def _has_counts(e: Experiment, content: bytes) -> bool:
     """Whether the numbers of a text have an agent's label counts one after another."""
     text = re.sub(r"<[^>]*>", " ", content.decode(errors="ignore"))
-    numbers = f" {' '.join(re.findall(r'[0-9]+', text))} "
+    numbers = f" {' '.join(WHOLE_NUMBER.findall(text))} "
     counts = [of_agent for of_agent in e.labels.tolist() if len([n for n in of_agent if n]) >= MIN_CLASSES]
     return any(f" {' '.join(map(str, of_agent))} " in numbers for of_agent in counts)
 
