@@ -1,5 +1,6 @@
 """Only what is declared leaves: a wrong `releases` is an error in the first round, wherever the algorithm runs."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,9 +13,15 @@ import pdsl
 from pdsl.algorithms.d_psgd import DPSGD
 from pdsl.algorithms.pdsl import PDSL
 from pdsl.config import validated
+from pdsl.peer.join import join
+from pdsl.peer.plan import Conduct
+from pdsl.peer.run import run as peer_run
+from pdsl.peer.transport import Loop
 from pdsl.privacy.metering import Declared, Meter
 from pdsl.train import prepare, rounds
 from tests.commands import pdsl as command
+from tests.neighbourhood import agreed, organisations, with_data
+from tests.ranks import ended, launched
 from tests.refusals import refused
 
 ROOT = Path(__file__).parents[1]
@@ -127,6 +134,44 @@ def test_run_refuses_a_wrong_algorithm_by_import_path_and_leaves_nothing(fault: 
     out = tmp_path / "run"
     command("run", "--out", out, "--set", name, "--set", "rounds=2").refused(*FAULTS[fault])
     assert not out.exists()
+
+
+def test_ranks_refuse_a_wrong_algorithm_by_import_path_and_say_it_once(tmp_path: Path) -> None:
+    name, out = "algorithm.name=tests.test_metering:ThreeGradients", tmp_path / "run"
+    ended(launched(2, "run", "--out", out, "--set", name, "--set", "rounds=2", said=tmp_path), code=2)
+    said = [(tmp_path / f"{rank}.err").read_text() for rank in range(2)]
+    assert all(part in said[0] for part in FAULTS[ThreeGradients]), said
+    assert said[1] == ""
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("steps", [False, True], ids=["messages", "steps"])
+def test_peers_refuse_a_round_with_more_than_the_plan_declares_and_send_nothing(
+    steps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The algorithm of every organisation takes another gradient than the release in the plan has."""
+    members = organisations(tmp_path, 3)
+    _, task = with_data(members)
+    plan = agreed(members, task, Conduct(silence=1.0, deadline=5.0, start=20.0), algorithm={"name": "d-psgd"})
+    honest = pdsl.Round.own_noisy_gradients
+
+    def another(r: pdsl.Round, x: Tensor, *args: Any, **named: Any) -> Tensor:
+        more = {"step": 1} if steps else {"nth": 1}
+        return honest(r, x, *args, **named) + honest(r, x, *args, **{**named, **more})
+
+    for member in members:
+        join(member, plan)
+    monkeypatch.setattr(pdsl.Round, "own_noisy_gradients", another)
+    loop = Loop()
+    try:
+        with ThreadPoolExecutor(len(members)) as pool:
+            runs = [pool.submit(peer_run, member, loop) for member in members]
+            said = [str(run.exception()) for run in runs]
+    finally:
+        loop.close()
+    assert all("algorithm d-psgd makes" in text and "in round 1" in text for text in said), said
+    for member in members:
+        assert (member.folder / "run" / "rows.jsonl").read_text() == ""
 
 
 def test_run_takes_an_honest_algorithm_by_import_path_and_resumes_it(tmp_path: Path) -> None:
