@@ -1,9 +1,9 @@
-"""What the audit catches: every planted fault of tests/faults.py, and honest runs without a false alarm.
+"""Plant every fault of tests/faults/ and count those that the audit catches; count false alarms on correct runs.
 
     python benchmarks/audit_faults.py [--only TEXT] [--honest N] [--out TABLE.md]
 
-Prints a table of faults (class, what it is, caught or MISSED, by which checks), the catch rate, and how many of N
-honest runs were accused.
+Prints a table of faults (class, description, caught or MISSED, and the checks that failed), the catch rate, and the
+number of false alarms in N correct runs.
 """
 
 import argparse
@@ -21,16 +21,16 @@ from tests.faults.register import FAULTS
 
 def line(fault: Fault, seconds: float, caught: list[str]) -> str:
     by_name = caught_by(fault, caught)
-    verdict = "caught" if by_name else "caught by others" if caught else "MISSED"
+    verdict = "caught" if by_name else "caught by other checks" if caught else "MISSED"
     found = "; ".join(name[:90].replace("|", "/") for name in caught) or "nothing"
     return f"| {fault.kind} | {fault.name} | {fault.what} | {verdict} | {fault.by} | {found} | {seconds:.1f} |"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="faults whose name or class contains this")
-    parser.add_argument("--honest", type=int, default=50, help="honest runs")
-    parser.add_argument("--out", type=Path, help="write the table to this file too")
+    parser.add_argument("--only", default="", help="only faults whose name or class contains this text")
+    parser.add_argument("--honest", type=int, default=50, help="number of correct runs")
+    parser.add_argument("--out", type=Path, help="also write the table to this file")
     chosen = parser.parse_args()
     lines: list[str] = []
 
@@ -40,7 +40,7 @@ def main() -> int:
         if chosen.out:
             chosen.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
-    say("| class | fault | what | verdict | must be caught by | caught by | s |")
+    say("| class | fault | description | verdict | expected check | failed checks | seconds |")
     say("|---|---|---|---|---|---|---|")
     counts = {"named": 0, "any": 0, "all": 0}
     for fault in FAULTS:
@@ -49,7 +49,7 @@ def main() -> int:
         start = time.process_time()
         try:
             caught = examined(fault, whole=True)
-        except Exception as error:  # a fault that breaks the audit is not caught by it
+        except Exception as error:  # an audit that fails to run does not count as catching the fault
             say(f"| {fault.kind} | {fault.name} | {fault.what} | ERROR | {fault.by} | {error!r} | |")
             counts["all"] += 1
             continue
@@ -57,16 +57,16 @@ def main() -> int:
         counts["all"] += 1
         counts["any"] += bool(caught)
         counts["named"] += caught_by(fault, caught)
-    say(f"\ncaught: {counts['any']} of {counts['all']}, by the check named: {counts['named']} of {counts['all']}")
+    say(f"\ncaught: {counts['any']} of {counts['all']}, by the expected check: {counts['named']} of {counts['all']}")
 
     alarms = 0
     runs = [*OTHER_HONEST, *honest_runs()][: chosen.honest]
     for values in runs:
-        accused = [f for f in findings_of(values) if f.verdict is not Verdict.PASS]
-        alarms += bool(accused)
-        for finding in accused:
+        failed = [f for f in findings_of(values) if f.verdict is not Verdict.PASS]
+        alarms += bool(failed)
+        for finding in failed:
             say(f"false alarm: {values}: {finding.check}: {finding.detail}")
-    say(f"honest runs: {alarms} false alarms of {len(runs)}")
+    say(f"correct runs: {alarms} false alarms in {len(runs)}")
     return 0 if counts["named"] == counts["all"] and not alarms else 1
 
 

@@ -8,16 +8,19 @@ MiB: of answers held at once, in the place of the program's own limit. 100,000 h
 import resource
 import sys
 import time
+from pathlib import Path
 
-from pdsl.bench.measure import mnist
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # before another package of this name
+
+from benchmarks.speed.measure import mnist
 from pdsl.engine import base
-from pdsl.train import rounds
+from pdsl.training.trainer import rounds
 
 
 def main() -> None:
     agents = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     if len(sys.argv) > 2:
-        base.MOST_BYTES = int(sys.argv[2]) * 2**20
+        base.MAX_BYTES_IN_FLIGHT = int(sys.argv[2]) * 2**20
     experiment = mnist(
         "full",
         agents,
@@ -32,7 +35,7 @@ def main() -> None:
     for _ in rounds(experiment):
         pass
     seconds = time.perf_counter() - start
-    print(f"full graph of {agents}, {base.MOST_BYTES // 2**20} MiB of answers at once:")
+    print(f"full graph of {agents}, {base.MAX_BYTES_IN_FLIGHT // 2**20} MiB of answers at once:")
     print(f"{before:.2f} GiB before the first round, {memory():.2f} GiB at the peak")
     print(f"{seconds / 2:.0f} s a round, one worker")
 

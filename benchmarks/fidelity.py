@@ -13,10 +13,12 @@ from typing import Any
 from scipy.stats import spearmanr
 
 from pdsl.algorithms import PDSL
-from pdsl.config import validated
-from pdsl.parallel import Workers
+from pdsl.config import validate
 from pdsl.settings import ShapleySettings
-from pdsl.train import apparatus, evaluate, first_state, prepare
+from pdsl.training.evaluation import evaluate
+from pdsl.training.experiment import prepare
+from pdsl.training.trainer import build_trainer, initial_state
+from pdsl.utils.workers import Workers
 
 SEEDS = (0, 1, 2)
 SAMPLE = 200  # records of Q in a round
@@ -30,13 +32,16 @@ def settings(seed: int, rounds: int, estimator: str) -> dict[str, Any]:
         "graph": {"kind": "full", "agents": 10},
         "model": {"name": "mnist-cnn", "channels": [8, 16], "activation": "tanh", "norm": "rms"},
         "batch": {"size": 250},
-        "algorithm": {"name": "pdsl", "learning_rate": 2.0},
-        "shapley": {
-            "estimator": estimator,
-            "permutations": 20,
-            "orders": "independent",
-            "sample": SAMPLE,
-            "check_every": 0,
+        "algorithm": {
+            "name": "pdsl",
+            "learning_rate": 2.0,
+            "shapley": {
+                "estimator": estimator,
+                "permutations": 20,
+                "orders": "independent",
+                "sample": SAMPLE,
+                "check_every": 0,
+            },
         },
         "privacy": {"target_epsilon": 1.0},
     }
@@ -44,17 +49,17 @@ def settings(seed: int, rounds: int, estimator: str) -> dict[str, Any]:
 
 def train(seed: int, rounds: int, estimator: str, compare_at: tuple[int, ...] = ()) -> tuple[float, list[float]]:
     """Accuracy of the mean model, and the rank correlations found on the way."""
-    e = prepare(validated(settings(seed, rounds, estimator), "fidelity"))
+    e = prepare(validate(settings(seed, rounds, estimator), "fidelity"))
     algorithm = e.config.algorithm
     assert isinstance(algorithm, PDSL)
     found = []
     with Workers() as workers:
-        parts, state = apparatus(e, workers), first_state(e)
+        parts, state = build_trainer(e, workers), initial_state(e)
         for t in range(1, rounds + 1):
             if t in compare_at:
                 at = next(parts.round(t).cross_gradients(state.x))
-                step = algorithm.shapley.probe * algorithm.learning_rate
-                candidates = [state.x[0] - step * at.by_agent(at.v)[0]]
+                step = algorithm.shapley.step_fraction * algorithm.learning_rate
+                candidates = [state.x[0] - step * at.split_by_agent(at.values)[0]]
                 fast, true = (
                     parts.validation.contributions(
                         t, range(1), state.x[:1], candidates, ShapleySettings(estimator=how, sample=SAMPLE)

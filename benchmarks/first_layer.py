@@ -8,14 +8,18 @@ in turns.
 """
 
 import statistics
+import sys
+from pathlib import Path
 from typing import cast
 
 import torch
 from torch import nn
 
-from pdsl.bench.measure import mnist, seconds
-from pdsl.models import EVALUATION_BLOCK, channels_last
-from pdsl.parallel import Workers
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # before another package of this name
+
+from benchmarks.speed.measure import mnist, seconds
+from pdsl.models.network import EVALUATION_BLOCK, channels_last
+from pdsl.utils.workers import Workers
 
 REPEATS = 41
 
@@ -24,7 +28,7 @@ def main() -> None:
     e = mnist("ring", 10)
     images = channels_last(e.validation[0][:EVALUATION_BLOCK])
     with Workers(1), torch.no_grad():
-        network = cast(nn.Sequential, e.network.replica().load(e.network.start()))
+        network = cast(nn.Sequential, e.network.replica().load(e.network.initial_parameters()))
         first = network[0]
         member, total = first(images), first(images)
         ways = (lambda: network(images), lambda: first(images), lambda: total.add_(member) * 0.5)

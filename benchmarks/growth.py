@@ -14,9 +14,11 @@ import time
 from pathlib import Path
 from statistics import median
 
-from pdsl.bench.measure import small_ring
-from pdsl.report.markup import drawing, element, path, words
-from pdsl.train import rounds
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # before another package of this name
+
+from benchmarks.speed.measure import small_ring
+from pdsl.report.svg import drawing, element, path, text
+from pdsl.training.trainer import rounds
 
 SIZES = (10, 30, 100, 300, 1000)
 ROUNDS = 10
@@ -43,9 +45,9 @@ def picture(found: list[dict[str, float]]) -> str:
     for f in found:
         x, y = place(f)
         marks.append(element("circle", cx=x, cy=y, r=3, fill="#2563eb"))
-        marks.append(words("text", f"{f['ms_per_agent']:.1f} ms", x=x, y=y - 8, text_anchor="middle"))
-        marks.append(words("text", f"{f['agents']:.0f}", x=x, y=198, text_anchor="middle"))
-    marks.append(words("text", "agents on the ring; time per agent and round", x=260, y=218, text_anchor="middle"))
+        marks.append(text(f"{f['ms_per_agent']:.1f} ms", x, y - 8, text_anchor="middle"))
+        marks.append(text(f"{f['agents']:.0f}", x, 198, text_anchor="middle"))
+    marks.append(text("agents on the ring; time per agent and round", 260, 218, text_anchor="middle"))
     label = "Time per agent and round over the number of agents"
     svg = drawing(520, 226, label, element("g", *marks, font_family="sans-serif", font_size=12, fill="#555"))
     return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)

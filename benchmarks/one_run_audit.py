@@ -1,8 +1,8 @@
-"""Canaries on honest runs and on runs with planted faults.
+"""Canary attack on correct runs and on runs with planted faults, with handwritten digits.
 
     python benchmarks/one_run_audit.py [strength|honest|noise|faults|sampled]
 
-Without a name all of them, on handwritten digits; about 15 minutes on one core.
+Without a name all tables are printed, in about 15 minutes on one core.
 """
 
 import sys
@@ -17,16 +17,16 @@ from torch import Tensor
 
 from pdsl.algorithms import Round
 from pdsl.algorithms.d_psgd import DPSGD
-from pdsl.auditing.canaries import Canaries, canaries
-from pdsl.config import validated
+from pdsl.auditing.canaries import CanaryResult, attack
+from pdsl.config import validate
 from pdsl.data import Batches
-from pdsl.gradients import Owners
+from pdsl.gradients.clipping import LocalGradients
 from pdsl.privacy import Noise, Release
 from pdsl.privacy.metering import Meter
-from pdsl.randomness import RandomBits, Streams
-from pdsl.train import Experiment, prepare
+from pdsl.training.experiment import Experiment, prepare
+from pdsl.utils.random import RandomBits, Streams
 
-EVERYBODY = 1_000_000  # a batch of all records: q = 1
+ALL_RECORDS = 1_000_000  # batch size above any number of records: q = 1
 Settings = dict[str, Any]
 
 
@@ -36,7 +36,7 @@ def settings(epsilon: float, rounds: int, **changes: Any) -> Settings:
         "rounds": rounds,
         "graph": {"kind": "ring", "agents": 4},
         "partition": {"kind": "iid"},
-        "batch": {"size": EVERYBODY},
+        "batch": {"size": ALL_RECORDS},
         "privacy": {"target_epsilon": epsilon},
     }
     for name, change in changes.items():
@@ -45,7 +45,7 @@ def settings(epsilon: float, rounds: int, **changes: Any) -> Settings:
 
 
 def experiment(values: Settings) -> Experiment:
-    return prepare(validated(values, "benchmark"))
+    return prepare(validate(values, "benchmark"))
 
 
 # Faults
@@ -53,7 +53,7 @@ def experiment(values: Settings) -> Experiment:
 
 @contextmanager
 def altered_noise(change: Callable[[Tensor, Tensor], Tensor]) -> Iterator[None]:
-    """Messages that `change` makes of noisy and clear rows."""
+    """Replace each message by `change` of its noisy and clean rows."""
     honest = Noise.add
 
     def add(self: Noise, t: int, makers: Tensor, peers: Tensor, g: Tensor, *at: int) -> Tensor:
@@ -69,13 +69,13 @@ def less_noise(factor: float) -> AbstractContextManager[None]:
 
 
 def end_without_noise(numbers: int) -> AbstractContextManager[None]:
-    """The last so many parameters of the model get none."""
+    """Leave the last parameters of the model without noise."""
     return altered_noise(lambda noisy, g: torch.cat([noisy[:, :-numbers], g[:, -numbers:]], dim=1))
 
 
 @contextmanager
 def same_noise(forgotten: str) -> Iterator[None]:
-    """One noise for all peers, or for all rounds."""
+    """Use the same noise for all peers, or for all rounds."""
     honest = Streams.bits
 
     def bits(self: Streams, purpose: str, agent: int, round: int, peer: int = -1) -> RandomBits:
@@ -97,18 +97,18 @@ def sampled_twice_as_often() -> Iterator[None]:
 
 
 @contextmanager
-def divided_by_what_was_drawn() -> Iterator[None]:
-    honest = Owners.on
+def divided_by_batch_size() -> Iterator[None]:
+    honest = LocalGradients.on
 
-    def on(self: Owners, x: Tensor, inputs: Tensor, labels: Tensor, divisor: float) -> Tensor:
+    def on(self: LocalGradients, x: Tensor, inputs: Tensor, labels: Tensor, divisor: float) -> Tensor:
         return honest(self, x, inputs, labels, float(max(1, len(labels))))
 
-    with patch.object(Owners, "on", on):
+    with patch.object(LocalGradients, "on", on):
         yield
 
 
 class TwoForOne(DPSGD):
-    """Two noisy gradients on one batch, of which one is declared."""
+    """Release two noisy gradients on one batch, but declare one."""
 
     def step(self, state: Any, r: Round) -> Any:
         both = r.own_noisy_gradients(state.x) + r.own_noisy_gradients(state.x, nth=1)
@@ -120,7 +120,7 @@ class TwoForOne(DPSGD):
 
 @contextmanager
 def without_a_meter() -> Iterator[None]:
-    """A message that is not declared would be refused."""
+    """Switch off the meter, which would refuse an undeclared message."""
     with patch.object(Meter, "_need", lambda *given: None):
         yield
 
@@ -134,28 +134,28 @@ FAULTS: dict[str, tuple[Settings, Callable[[], AbstractContextManager[None]]]] =
     "no noise on the last layer": ({"model": MLP}, lambda: end_without_noise(130)),
     "no noise on the last bias": ({"model": MLP}, lambda: end_without_noise(10)),
     "sampler's rate doubled, q = 0.25": ({"batch": SAMPLED}, sampled_twice_as_often),
-    "divided by what was drawn": ({}, divided_by_what_was_drawn),
-    "divided by what was drawn, q = 0.25": ({"batch": SAMPLED}, divided_by_what_was_drawn),
+    "divided by the batch size drawn": ({}, divided_by_batch_size),
+    "divided by the batch size drawn, q = 0.25": ({"batch": SAMPLED}, divided_by_batch_size),
     "message not declared": ({"algorithm": TwoForOne()}, without_a_meter),
 }
 
 
 # Tables
 
-HEAD = "| run | canaries | claim | ε ≥ | ratio | ε ≥ at 95 % | expected | unused coins | noise off | CPU s |"
+HEAD = "| run | canaries | claim | ε ≥ | ratio | ε ≥ at 95 % | expected | unused coins | without noise | CPU s |"
 
 
-def row(name: str, found: Canaries, seconds: float) -> str:
+def row(name: str, found: CanaryResult, seconds: float) -> str:
     return (
         f"| {name} | {found.count:,} | {found.claim:.3f} | {found.epsilon:.2f} | {found.ratio:.2f}"
         f" | {found.epsilon_95:.2f} | {found.ideal:.2f} | {found.null:.2f} | {found.positive:.1f} | {seconds:.1f} |"
     )
 
 
-def measured(name: str, values: Settings, seed: int = 0) -> Canaries:
+def measured(name: str, values: Settings, seed: int = 0) -> CanaryResult:
     e = experiment(values)
     start = time.process_time()
-    found = canaries(e, seed=seed)
+    found = attack(e, seed=seed)
     print(row(name, found, time.process_time() - start), flush=True)
     return found
 
@@ -165,13 +165,13 @@ def heading(title: str) -> None:
 
 
 def strength() -> None:
-    heading("Honest runs of 5 rounds, q = 1")
+    heading("Correct runs of 5 rounds, q = 1")
     for epsilon in (8.0, 4.0, 2.0, 1.0):
         measured(f"ε = {epsilon:g}", settings(epsilon, 5))
 
 
 def sampled() -> None:
-    heading("Honest runs with sampling, and the default run (ring of 10, 100 rounds)")
+    heading("Correct runs with sampling, and the default run (ring of 10, 100 rounds)")
     for epsilon in (8.0, 2.0):
         measured(f"q = 0.25, 20 rounds, ε = {epsilon:g}", settings(epsilon, 20, batch=SAMPLED))
     measured("default", {})
@@ -181,12 +181,12 @@ def sampled() -> None:
 
 
 def honest() -> None:
-    heading("50 honest runs")
+    heading("50 correct runs")
     kinds = [
         (algorithm, epsilon, size)
         for algorithm in ("pdsl", "d-psgd", "muffliato")
         for epsilon in (8.0, 4.0, 2.0, 1.0)
-        for size in (EVERYBODY, 75)
+        for size in (ALL_RECORDS, 75)
     ]
     found = []
     for seed in range(50):
@@ -199,7 +199,7 @@ def honest() -> None:
 
 
 def noise() -> None:
-    heading("Less noise at a claim of 2, 5 rounds, q = 1, ten seeds each")
+    heading("Less noise than claimed: ε = 2, 5 rounds, q = 1, ten seeds each")
     for factor in (0.5, 0.7, 0.8, 0.9):
         with less_noise(factor):
             found = [measured(f"× {factor}, seed {s}", settings(2.0, 5, seed=s), s) for s in range(10)]
@@ -207,7 +207,7 @@ def noise() -> None:
 
 
 def faults() -> None:
-    heading("Faults at a claim of 2, 10 rounds, three seeds each")
+    heading("Faults: claimed ε = 2, 10 rounds, three seeds each")
     for name, (changes, fault) in FAULTS.items():
         for seed in range(3):
             with fault():

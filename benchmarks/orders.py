@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdsl.algorithms import PDSL
-from pdsl.config import validated
-from pdsl.parallel import Workers
+from pdsl.config import validate
 from pdsl.settings import ShapleySettings
-from pdsl.shapley import WORTHS, Values, draw_orders, exact, members, monte_carlo
-from pdsl.train import apparatus, first_state, prepare
+from pdsl.shapley.coalitions import Values, draw_orders, exact, members, monte_carlo
+from pdsl.shapley.valuation import VALUE_FUNCTIONS
+from pdsl.training.experiment import prepare
+from pdsl.training.trainer import build_trainer, initial_state
+from pdsl.utils.workers import Workers
 
 R, DRAWS, RECORDS = 20, 1000, 500
 MEMBERS = 10
@@ -31,23 +33,22 @@ def coalition_values(rounds: int, value: str, probe: float) -> Values:
         "graph": {"kind": "full", "agents": MEMBERS},
         "model": {"name": "mnist-cnn", "channels": [8, 16], "activation": "tanh", "norm": "rms"},
         "batch": {"size": 250},
-        "algorithm": {"name": "pdsl", "learning_rate": 3.0},
-        "shapley": {"sample": 100, "check_every": 0},
+        "algorithm": {"name": "pdsl", "learning_rate": 3.0, "shapley": {"sample": 100, "check_every": 0}},
         "privacy": {"target_epsilon": 1.0},
     }
-    e = prepare(validated(settings, "orders"))
+    e = prepare(validate(settings, "orders"))
     algorithm, (inputs, labels) = e.config.algorithm, (part[:RECORDS] for part in e.validation)
     assert isinstance(algorithm, PDSL)
     with Workers() as workers:
-        parts, state = apparatus(e, workers), first_state(e)
+        parts, state = build_trainer(e, workers), initial_state(e)
         for t in range(1, rounds + 1):
             state, _ = algorithm.step(state, parts.round(t))
         at = next(parts.round(rounds + 1).cross_gradients(state.x))
-        models = state.x[0] - probe * algorithm.learning_rate * at.by_agent(at.v)[0]
+        models = state.x[0] - probe * algorithm.learning_rate * at.split_by_agent(at.values)[0]
 
         def worth(mask: int) -> int:
             x = models[members(mask)].mean(0) if mask else state.x[0]
-            return int(WORTHS[value].of(e.network.logits(x, inputs), labels))
+            return int(VALUE_FUNCTIONS[value].of(e.network.logits(x, inputs), labels))
 
         return np.array(workers.map(worth, range(2**MEMBERS)), dtype=np.float64)
 

@@ -1,10 +1,10 @@
-"""pdsl beside other libraries: a round of 20 agents on a ring, each with one step on 250 MNIST images.
+"""Comparison with other libraries: a round of 20 agents on a ring, each with one step on 250 MNIST images.
 
 python benchmarks/peers.py [--rounds 5] [--threads 1] [--only pdsl,fluke] [--json]
 
-Every contestant has the same images and the same network, and a process of its own; other libraries have a virtual
-environment of their own, made at the first run. Time is the median over rounds, after one to warm up. Who cannot be
-installed or run has the reason in the place of numbers.
+Every library trains on the same images with the same network in a separate process. Other libraries get separate
+virtual environments, created at the first run. Times are medians over rounds after one warm-up round. A library that
+cannot be installed or run is listed with the reason.
 """
 
 import argparse
@@ -24,39 +24,39 @@ from rich.console import Console
 from rich.table import Table
 
 from pdsl.data import data_root, load
-from pdsl.errors import PdslError
-from pdsl.randomness import Streams
 from pdsl.settings import DataSettings
+from pdsl.utils.errors import PdslError
+from pdsl.utils.random import Streams
 
 DRIVERS = Path(__file__).resolve().with_suffix("")
 AGENTS = 20
-SECONDS = 1800  # for one contestant
-TORCH = "torch>=2.13,<2.14"
+MAX_SECONDS = 1800  # per contestant
+TORCH = "torch==2.13.0"
 Row = dict[str, Any]
 
 
 class UnavailableError(Exception):
-    """A contestant cannot be installed or run; the message is the reason, in one line."""
+    """A contestant cannot be installed or run; the message is the reason in one line."""
 
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment of a library."""
+    """Virtual environment of a library."""
 
     name: str
     packages: tuple[str, ...]
 
     def python(self, folder: Path) -> Path:
-        """Its interpreter; installs the environment where there is none."""
+        """Path of its interpreter; creates the environment if it does not exist."""
         home = folder.resolve() / self.name
         python = home / "bin" / "python"
         if python.exists():
             return python
         try:
-            _checked([sys.executable, "-m", "venv", str(home)])
-            _checked([str(python), "-m", "pip", "install", "-q", *self.packages])
+            _run([sys.executable, "-m", "venv", str(home)])
+            _run([str(python), "-m", "pip", "install", "-q", *self.packages])
         except BaseException:
-            shutil.rmtree(home, ignore_errors=True)  # half of an environment would pass for one the next time
+            shutil.rmtree(home, ignore_errors=True)  # an incomplete environment would be reused
             raise
         return python
 
@@ -70,8 +70,8 @@ class Contestant:
 
 
 FLUKE = Environment("fluke", ("fluke-fl", TORCH))
-# Its dependencies alone do not import: datasets 2.15 is older than what the newest of these two ask for or offer, and
-# the package itself imports what only its extra 'dp' brings.
+# With its declared dependencies it cannot be imported: datasets 2.15 is incompatible with the newest pyarrow and
+# huggingface_hub, and the package imports modules of its extra 'dp'.
 P2PFL = Environment("p2p", ("p2pfl[dp]", TORCH, "pyarrow<21", "huggingface_hub<1"))
 CONTESTANTS = (
     Contestant("plain torch", "plain.py"),
@@ -84,20 +84,20 @@ CONTESTANTS = (
 )
 
 
-def _checked(command: list[str], **options: Any) -> str:
-    """What a command prints; its last complaint, or that it took too long, as a reason."""
+def _run(command: list[str], **options: Any) -> str:
+    """Output of a command; UnavailableError with its last error line, or after a timeout."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, **options)
     except subprocess.TimeoutExpired as e:
-        raise UnavailableError(f"not done after {e.timeout:.0f} s") from e
+        raise UnavailableError(f"timed out after {e.timeout:.0f} s") from e
     if done.returncode:
-        complaints = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        raise UnavailableError(complaints[-1] if complaints else f"ended with code {done.returncode}")
+        errors = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        raise UnavailableError(errors[-1] if errors else f"exit code {done.returncode}")
     return done.stdout
 
 
-def deal(folder: Path) -> None:
-    """Write x [agents, n, 1, 28, 28] and y [agents, n]: MNIST, dealt at random."""
+def write_data(folder: Path) -> None:
+    """Write x [agents, n, 1, 28, 28] and y [agents, n]: MNIST, split at random."""
     data = load(DataSettings(name="mnist"), Streams(0))
     order = torch.randperm(len(data.y), generator=torch.Generator().manual_seed(0)).view(AGENTS, -1)
     np.save(folder / "x.npy", data.x[order].numpy())
@@ -113,7 +113,7 @@ def measure(contestant: Contestant, rounds: int, threads: int | None, venvs: Pat
         if contestant.driver == "ours.py":
             arguments.append(str(threads))
     command = [str(python), str(DRIVERS / contestant.driver), *arguments]
-    output = _checked(command, env=environment, cwd=folder, timeout=SECONDS)  # p2pfl writes logs where it is
+    output = _run(command, env=environment, cwd=folder, timeout=MAX_SECONDS)  # p2pfl writes logs to cwd
     row: Row = json.loads(output.splitlines()[-1])
     return row
 
@@ -121,7 +121,7 @@ def measure(contestant: Contestant, rounds: int, threads: int | None, venvs: Pat
 def as_table(rows: list[Row], rounds: int) -> Table:
     cores, load = os.cpu_count(), os.getloadavg()[1]
     table = Table(
-        *("", "version", "threads", "s/round", "CPU s", "peak MB", "what a round is"),
+        *("", "version", "threads", "s/round", "CPU s", "peak MB", "round"),
         header_style="bold",
         title=f"{AGENTS} agents, one step on 250 MNIST images each; median of {rounds} rounds",
         caption=f"{cores} cores, load average of the last 5 minutes {load:.1f}",
@@ -137,20 +137,20 @@ def as_table(rows: list[Row], rounds: int) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5, help="rounds that count, after one to warm up")
-    parser.add_argument("--threads", type=int, help="threads of torch and workers of pdsl; default: as each decides")
+    parser.add_argument("--rounds", type=int, default=5, help="measured rounds, after one warm-up round")
+    parser.add_argument("--threads", type=int, help="threads of torch and workers of pdsl; default: the library's own")
     parser.add_argument("--venvs", type=Path, default=Path(".peers"), help="folder of the virtual environments")
-    parser.add_argument("--only", help="names of contestants, with commas between; default: all")
+    parser.add_argument("--only", help="comma-separated names of libraries; default: all")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
     names = {contestant.name for contestant in CONTESTANTS}
     wanted = set(options.only.split(",")) if options.only else names
     if wanted - names:
-        parser.error(f"--only: no contestant {', '.join(sorted(wanted - names))}; there are {', '.join(sorted(names))}")
+        parser.error(f"--only: unknown {', '.join(sorted(wanted - names))}; choose from {', '.join(sorted(names))}")
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         try:
-            deal(Path(folder))
+            write_data(Path(folder))
         except PdslError as e:
             sys.exit(str(e))
         for contestant in (contestant for contestant in CONTESTANTS if contestant.name in wanted):

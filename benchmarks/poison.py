@@ -1,11 +1,11 @@
-"""Well-formed messages from neighbours that lie: organisations on this machine, a process each, over mutual TLS.
+"""Valid but false messages from malicious peers: organisations in separate processes on this machine, over mutual TLS.
 
     python benchmarks/poison.py [--peers 8] [--liars 2] [--rounds 60] [--lies LIE …] [--out DIR]
 
-Everybody talks to everybody; handwritten digits, total ε = 8. The last few have labels flipped (0 for 9, 1 for 8, …)
-in their own folder, or send their gradients turned round, ten or a thousand times as long; `model too`: and let that
-into the models that they send. With our weights and with uniform ones: the mean accuracy of the honest peers' models,
-and the share of the aggregate that they gave to each liar over the last ten rounds.
+All peers are connected; handwritten digits, total ε = 8. The last peers flip the labels in their folder (0 for 9, 1 for
+8, …), or send reversed gradients scaled by 10 or 1000; with `model too` these also enter their own models. Prints, with
+evidence weights and with uniform ones, the mean accuracy of the honest peers' models, and the weight that they gave to
+each malicious peer over the last ten rounds.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from soak import Site, forkserver, free_ports, peer_process, settle
+from soak import Site, create_organisations, forkserver, free_ports, peer_process
 from torch import Tensor
 
 WEIGHTS = ("evidence", "uniform")
@@ -25,38 +25,38 @@ LIES = ("none", "flipped labels", "reversed 10 times", "reversed 1000 times", "r
 
 
 def reversing_process(times: float, own_too: bool, folder: str, *rest: Any) -> None:
-    """One organisation's process that sends others the opposite of its gradients, so many times as long."""
-    from pdsl.peer.engine import Peer
+    """Run a peer that sends its neighbours its gradients multiplied by -times."""
+    from pdsl.peer.engine import PeerEngine
 
-    honest = Peer.reply
+    honest = PeerEngine.reply
 
-    def reply(self: Peer, v: Tensor) -> Tensor:
-        lied = (self.sender != self.receiver)[:, None] | torch.tensor(own_too)
-        return honest(self, torch.where(lied, -times * v, v))
+    def reply(self: PeerEngine, v: Tensor) -> Tensor:
+        reversed_rows = (self.sender != self.receiver)[:, None] | torch.tensor(own_too)
+        return honest(self, torch.where(reversed_rows, -times * v, v))
 
-    Peer.reply = reply  # type: ignore[method-assign]
+    PeerEngine.reply = reply  # type: ignore[method-assign]
     peer_process(folder, *rest)
 
 
-def flip(folder: Path) -> None:
+def flip_labels(folder: Path) -> None:
     with np.load(folder / "data.npz") as own:
         x, y = own["x"], own["y"]
     np.savez(folder / "data.npz", x=x, y=9 - y)
 
 
 def run(folder: Path, peers: int, liars: int, rounds: int, weights: str, lie: str) -> tuple[float, float]:
-    """Mean accuracy of the honest, and the share that they give to a liar."""
+    """Mean accuracy of the honest peers, and the weight that they give to a malicious one."""
     settings = [f"rounds={rounds}", "model.name=softmax", "algorithm.learning_rate=2.0", "graph.kind=full"]
-    settings += [f"shapley.weighting={weights}"]
-    conduct = {"silence": 10.0, "deadline": 60.0, "start": 120.0}
-    settle(folder, [f"127.0.0.1:{port}" for port in free_ports(peers)], settings, conduct)
+    settings += [f"algorithm.shapley.weighting={weights}"]
+    timeouts = {"silence": 10.0, "deadline": 60.0, "start": 120.0}
+    create_organisations(folder, [f"127.0.0.1:{port}" for port in free_ports(peers)], settings, timeouts)
     context = forkserver()
     sites: list[Site] = []
     for i in range(peers):
         lying = i >= peers - liars
         here = folder / f"org-{i}"
         if lying and lie == "flipped labels":
-            flip(here)
+            flip_labels(here)
         if lying and lie.startswith("reversed"):
             liar = partial(reversing_process, float(lie.split()[1]), lie.endswith("model too"))
             sites.append(Site(here, None, context, liar))
@@ -83,9 +83,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="keep the folders here")
     a = parser.parse_args()
     if not 0 < a.liars < a.peers:
-        parser.error("--liars: at least one, and not all of --peers")
-    print(f"{a.peers} peers, {a.liars} lie, {a.rounds} rounds\n")
-    print("| lie | weights | accuracy of the honest | a liar's share |\n|---|---|---|---|")
+        parser.error("--liars must be at least 1 and less than --peers")
+    print(f"{a.peers} peers, {a.liars} malicious, {a.rounds} rounds\n")
+    print("| attack | weights | accuracy of honest peers | weight of a malicious peer |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as temporary:
         for lie in a.lies:
             for weights in WEIGHTS:

@@ -22,11 +22,11 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from pdsl import graph as graphs
+from pdsl import topology
 from pdsl.algorithms import PDSL
-from pdsl.engine.torchrun import block
-from pdsl.randomness import Streams
+from pdsl.engine.distributed import block
 from pdsl.settings import GraphSettings
+from pdsl.utils.random import Streams
 
 COUNTED = "lo.txt"
 TORCH = "import torch; print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
@@ -40,7 +40,7 @@ def settings(a: argparse.Namespace, agents: int) -> list[str]:
         "graph.degree": 4,
         "model.name": a.model,
         **({"model.hidden": a.hidden} if a.hidden else {}),
-        "shapley.sample": 50,
+        "algorithm.shapley.sample": 50,
         "evaluate_every": 10,
         "checkpoint_every": 10,
         "engine.workers": 1,
@@ -79,7 +79,7 @@ def in_namespace(command: list[str], folder: Path) -> list[str]:
 
 def inside(folder: Path, argv: list[str]) -> None:
     """`pdsl argv…`; then how much memory it took is left in a file."""
-    from pdsl.cli import main
+    from pdsl.cli.main import main
 
     sys.argv = ["pdsl", *argv]
     shares: list[float] = []
@@ -104,7 +104,7 @@ def inside(folder: Path, argv: list[str]) -> None:
 
 def crossing(a: argparse.Namespace) -> int:
     """Vectors from rank to rank in a round: over every edge that crosses, as many as the algorithm sends."""
-    graph = graphs.build(GraphSettings(kind="k-regular", agents=a.agents, degree=4), Streams(0))
+    graph = topology.build(GraphSettings(kind="k-regular", agents=a.agents, degree=4), Streams(0))
     rank_of = {agent: rank for rank in range(a.ranks) for agent in block(a.agents, rank, a.ranks)}
     ends = zip(graph.receiver.tolist(), graph.sender.tolist(), strict=True)
     return PDSL().sends(graph, noise_multiplier=1.0) * sum(rank_of[i] != rank_of[j] for i, j in ends)

@@ -1,11 +1,11 @@
-"""What the wire costs: a ring round over mutual TLS and over plain gRPC, and beside the computing of a round.
+"""Cost of communication: a ring round over mutual TLS and over plain gRPC, compared with the computation of a round.
 
     python benchmarks/wire.py [--rounds 30]
 
-Four processes on a ring exchange what a PDSL round has: a roll call, then five phases of one vector to each neighbour
-(on a ring of four models are mixed twice). Plain gRPC is here alone, for the comparison: peers have no such mode. Then
-the same with vectors of the MNIST network, with the ledger, the log, the row and the checkpoint on disk, against what
-one agent computes in a round.
+Four processes on a ring run the exchanges of a PDSL round: a roll call, then five phases of one vector to each
+neighbour (on a ring of four, models are mixed twice). Plain gRPC exists only here, for comparison. Then the same with
+vectors of the MNIST network, and with ledger, log, row and checkpoint on disk, compared with the computation of one
+agent in a round.
 """
 
 import argparse
@@ -26,13 +26,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 PEERS, PHASES, WARM = 4, 5, 3
 
 
-def plain(own_name: str) -> None:
-    """Take TLS away, in this process: a caller says who it is and is believed."""
+def disable_tls(own_name: str) -> None:
+    """Disable TLS in this process: a caller is identified by the name in its user agent."""
     from pdsl.peer import tls
     from pdsl.peer.server import Server
 
-    def channel(grpc: Any, own: Any, name: str, address: str, pinned: list[str], most_bytes: int) -> Any:
-        options = [("grpc.max_receive_message_length", most_bytes), ("grpc.primary_user_agent", own_name)]
+    def channel(grpc: Any, own: Any, name: str, address: str, pinned: list[str], max_bytes: int) -> Any:
+        options = [("grpc.max_receive_message_length", max_bytes), ("grpc.primary_user_agent", own_name)]
         return grpc.aio.insecure_channel(address, options=options)
 
     def server(grpc: Any, neighbours: int) -> Any:
@@ -40,45 +40,45 @@ def plain(own_name: str) -> None:
         made.add_secure_port = lambda listen, credentials: made.add_insecure_port(listen)
         return made
 
-    def caller(self: Any, context: Any) -> int:
+    def identify(self: Any, context: Any) -> int:
         agent = dict(context.invocation_metadata())["user-agent"]
         return int(self._names[agent.split()[0]])
 
-    tls.channel, tls.server, Server._caller = channel, server, caller  # type: ignore[method-assign]
+    tls.open_channel, tls.create_server, Server._identify = channel, server, identify  # type: ignore[method-assign]
 
 
 def peer(folder: str, d: int, rounds: int, secure: bool, durable: bool, times: Any) -> None:
-    """One process: rounds of talk; puts the seconds of each, by the clock and of this process's work."""
+    """Run rounds of communication in one process. Puts (wall time, CPU time) of each into `times`."""
     torch.set_num_threads(1)
     from pdsl.algorithms import PDSL
-    from pdsl.checkpoints import Checkpoint
-    from pdsl.peer.account import Account
-    from pdsl.peer.events import Events
     from pdsl.peer.identity import Identity
-    from pdsl.peer.join import joined, write_begun
-    from pdsl.peer.sent import SentLog
+    from pdsl.peer.ledger import PeerLedger
+    from pdsl.peer.membership import load_plan, write_charge_marker
+    from pdsl.peer.noise_log import NoiseLog
+    from pdsl.peer.status import Events
     from pdsl.peer.transport import Loop, Transport
     from pdsl.privacy import Mechanism
-    from pdsl.runs import RunDirectory
+    from pdsl.runs.checkpoints import Checkpoint
+    from pdsl.runs.directory import RunDirectory
 
     own = Identity.load(Path(folder))
     if not secure:
-        plain(own.card.name)
-    plan = joined(own)
+        disable_tls(own.card.name)
+    plan = load_plan(own)
     transport = Transport(Loop(), own, plan, Events(own.folder / "events.jsonl"), d)
     transport.start()
     v = torch.randn(d)
     run = RunDirectory.create(own.folder / "run", "", {})
-    log = SentLog(own.folder / "run" / "sent-1.log")
-    account = Account(1e-5, 8.0, Mechanism(1.0, 0.01, 3, rate=0.01), PDSL(), 100, 0, (0, 1, 2), {})
+    log = NoiseLog(own.folder / "run" / "sent-1.log")
+    ledger = PeerLedger(1e-5, 8.0, Mechanism(1.0, 0.01, 3, rate=0.01), PDSL(), 100, 0, (0, 1, 2), {})
     taken = []
     for t in range(1, rounds + 1):
         start, worked = time.monotonic(), time.process_time()
         present = transport.roll_call(t).present
         if durable:
-            account = account.charged(t, 1, present, log.begin(t))
-            run.write("ledger.json", account.to_json([card.name for card in plan.members]).encode())
-            write_begun(own, plan, t)
+            ledger = ledger.charge(t, 1, present, log.begin_round(t))
+            run.write("ledger.json", ledger.to_json([card.name for card in plan.members]).encode())
+            write_charge_marker(own, plan, t)
             log.record({(t, 0, 0, j): "0" * 64 for j in range(3)})
         for phase in range(PHASES):
             assert len(transport.exchange(t, phase, dict.fromkeys(present, v))) == len(present) == 2
@@ -87,19 +87,19 @@ def peer(folder: str, d: int, rounds: int, secure: bool, durable: bool, times: A
             run.save(Checkpoint(t, {"x": v[None], "u": v.clone()[None]}, 0.0))
             run.prune()
         taken.append((time.monotonic() - start, time.process_time() - worked))
-    transport.farewell()
+    transport.finish()
     times.put(taken[WARM:])
     transport.stop()
 
 
-def talk(d: int, rounds: int, secure: bool, durable: bool = False) -> tuple[float, float]:
-    """Median seconds of a round of talk: by the clock, and of one peer's work."""
-    from benchmarks.soak import free_ports, settle
+def communicate(d: int, rounds: int, secure: bool, durable: bool = False) -> tuple[float, float]:
+    """Median wall time and CPU time per peer of a round of communication, in seconds."""
+    from tests.stress.soak import create_organisations, free_ports
 
     context = mp.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="pdsl-wire-") as folder:
         addresses = [f"127.0.0.1:{port}" for port in free_ports(PEERS)]
-        settle(Path(folder), addresses, ["model.name=softmax", f"rounds={rounds}"], {"silence": 60.0})
+        create_organisations(Path(folder), addresses, ["model.name=softmax", f"rounds={rounds}"], {"silence": 60.0})
         times = context.Queue()
         processes = [
             context.Process(target=peer, args=(f"{folder}/org-{i}", d, rounds, secure, durable, times))
@@ -114,23 +114,23 @@ def talk(d: int, rounds: int, secure: bool, durable: bool = False) -> tuple[floa
 
 
 class Echo:
-    """An engine with a neighbourhood of three that sends nothing: what is left is computing."""
+    """Engine with a neighbourhood of three that sends nothing, to measure computation alone."""
 
-    writes = True
+    is_main_process = True
 
     def __init__(self, graph: Any):
         self.agents = range(1)
         self.receiver, self.sender = torch.zeros(3, dtype=torch.int64), torch.arange(3)
         self.omega, self.offsets = torch.full((3,), 1 / 3, dtype=torch.float64), [0, 3]
-        self.messages = self.bytes = self.across = 0
+        self.messages = self.bytes = self.bytes_between_processes = 0
 
-    def ask(self, x: torch.Tensor, answer: Any) -> Any:
-        from pdsl.engine.base import ask_at_once
+    def request(self, x: torch.Tensor, answer: Any) -> Any:
+        from pdsl.engine.base import request_all
 
-        return ask_at_once(self, x, answer)
+        return request_all(self, x, answer)
 
     def deliver(self, x: torch.Tensor) -> torch.Tensor:
-        return x[0] + torch.tensor([0.0, 1e-3, -1e-3])[:, None]  # no two models alike, or one gradient would do
+        return x[0] + torch.tensor([0.0, 1e-3, -1e-3])[:, None]  # distinct: equal models share one gradient
 
     def reply(self, v: torch.Tensor) -> torch.Tensor:
         return v
@@ -146,23 +146,23 @@ class Echo:
 
 
 def compute(rounds: int) -> tuple[float, float, int]:
-    """Median seconds, by the clock and of work, that one of ten agents of examples/mnist-ring-private.toml computes in
-    a round; and parameters."""
+    """Median wall time and CPU time of a round of one of ten agents of examples/mnist-ring-private.toml, and d."""
     from pdsl.config import load
-    from pdsl.parallel import Workers
-    from pdsl.train import advanced, apparatus, first_state, prepare
+    from pdsl.training.experiment import prepare
+    from pdsl.training.trainer import build_trainer, initial_state, run_round
+    from pdsl.utils.workers import Workers
 
     example = Path(__file__).resolve().parent.parent / "examples" / "mnist-ring-private.toml"
     e = prepare(load(example, ["privacy.randomness=system"]), engine=Echo)
     taken = []
     with Workers(1) as workers:
-        parts, state = apparatus(e, workers), first_state(e)
+        parts, state = build_trainer(e, workers), initial_state(e)
         for t in range(1, rounds + 1):
             start, worked = time.monotonic(), time.process_time()
-            state, _ = advanced(e.config, state, parts.round(t))
+            state, _ = run_round(e.config, state, parts.round(t))
             taken.append((time.monotonic() - start, time.process_time() - worked))
     seconds, work = (statistics.median(column) for column in zip(*taken[1:], strict=True))
-    return seconds, work, e.network.d
+    return seconds, work, e.network.num_parameters
 
 
 def main() -> None:
@@ -171,21 +171,24 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     os.environ["OMP_NUM_THREADS"] = "1"
     d = 250_000  # 1 MB
-    (over_tls, tls_work), (in_the_clear, plain_work) = talk(d, rounds, secure=True), talk(d, rounds, secure=False)
+    (over_tls, tls_work), (over_plain, plain_work) = (
+        communicate(d, rounds, secure=True),
+        communicate(d, rounds, secure=False),
+    )
     computing, compute_work, parameters = compute(6)
-    talking, talk_work = talk(parameters, rounds, secure=True, durable=True)
+    talking, talk_work = communicate(parameters, rounds, secure=True, durable=True)
     result: dict[str, Any] = {
         "round_of_1_mb_over_tls_seconds": round(over_tls, 4),
-        "round_of_1_mb_plain_seconds": round(in_the_clear, 4),
-        "tls_over_plain": round(over_tls / in_the_clear, 2),
+        "round_of_1_mb_plain_seconds": round(over_plain, 4),
+        "tls_over_plain": round(over_tls / over_plain, 2),
         "tls_over_plain_work": round(tls_work / plain_work, 2),
         "mnist_cnn_parameters": parameters,
         "mnist_cnn_compute_seconds": round(computing, 4),
         "mnist_cnn_peer_mode_seconds": round(talking, 4),
         "overhead": round(talking / computing, 3),
-        "overhead_work": round(talk_work / compute_work, 3),  # does not depend on what else the machine does
+        "overhead_work": round(talk_work / compute_work, 3),  # independent of the load of the machine
     }
-    result["kept"] = {"within 3 times of plain": over_tls <= 3 * in_the_clear, "at most 20 %": talking <= computing / 5}
+    result["kept"] = {"within 3 times of plain": over_tls <= 3 * over_plain, "at most 20 %": talking <= computing / 5}
     print(json.dumps(result, indent=1))
 
 

@@ -22,7 +22,7 @@ class DSGD(pdsl.Algorithm):
     def init(self, x0: Tensor) -> State:
         return State(x0)
 
-    def step(self, state: State, r: pdsl.Round) -> tuple[State, pdsl.Facts]:
+    def step(self, state: State, r: pdsl.Round) -> tuple[State, pdsl.Metrics]:
         g_hat = r.own_noisy_gradients(state.x)
         return State(r.engine.mix(state.x) - self.learning_rate * g_hat), {}
 

@@ -1,6 +1,7 @@
-"""What all contestants share: their data, the network, the stopwatch and the answer to `peers.py`.
+"""Shared code of all contestants: data, network, stopwatch and the report to `peers.py`.
 
-Runs in every contestant's own environment, so it takes no more than torch and numpy. Linux only: memory is in /proc.
+It runs in the environment of every contestant, so it needs only torch and numpy. Linux only, because memory is read
+from /proc.
 """
 
 import json
@@ -23,14 +24,14 @@ LEARNING_RATE = 0.1
 
 
 def parts() -> list[tuple[Tensor, Tensor]]:
-    """The MNIST images [n, 1, 28, 28] and labels [n] of every agent, as `peers.py` has dealt them."""
+    """MNIST images [n, 1, 28, 28] and labels [n] of every agent, as written by `peers.py`."""
     folder = Path(os.environ["PEERS_DATA"])
     x, y = (torch.from_numpy(np.load(folder / f"{name}.npy")) for name in "xy")
     return list(zip(x, y, strict=True))
 
 
 def cnn() -> nn.Sequential:
-    """The network as one writes it down: two 3×3 convolutions, each with tanh and 2×2 pooling, and one linear layer."""
+    """Two 3×3 convolutions, each with tanh and 2×2 pooling, and one linear layer."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
         nn.Tanh(),
@@ -44,7 +45,7 @@ def cnn() -> nn.Sequential:
 
 
 def local_step(model: nn.Module, x: Tensor, y: Tensor) -> None:
-    """One step of SGD on B of the agent's images."""
+    """One step of SGD on B images of the agent."""
     chosen = torch.randperm(len(y))[:B]
     model.zero_grad()
     nn.functional.cross_entropy(model(x[chosen]), y[chosen]).backward()
@@ -54,7 +55,7 @@ def local_step(model: nn.Module, x: Tensor, y: Tensor) -> None:
 
 
 class Stopwatch:
-    """Time between the ends of rounds, by the clock and of the CPU; the first round is the warm-up and not counted."""
+    """Wall time and CPU time between the ends of rounds; the first round is a warm-up and not counted."""
 
     def __init__(self) -> None:
         self.ends: list[tuple[float, float]] = []
@@ -63,7 +64,7 @@ class Stopwatch:
         self.ends.append((time.perf_counter(), time.process_time()))
 
     def seconds(self) -> tuple[list[float], list[float]]:
-        """Of every round that counts: (by the clock, of the CPU, which waiting does not use)."""
+        """Wall times and CPU times of all measured rounds."""
         clock, cpu = (list(column) for column in zip(*self.ends, strict=True))
         return _differences(clock), _differences(cpu)
 
@@ -73,17 +74,17 @@ def _differences(times: list[float]) -> list[float]:
 
 
 def peak_megabytes() -> float:
-    """The most memory this process has held. Not ru_maxrss, which starts at what the parent held when it forked.
+    """Peak memory of this process. ru_maxrss is not used, because it starts at the parent's memory at the fork.
 
-    No contestant, as it is run here, works in child processes.
+    No contestant uses child processes here.
     """
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))
     assert found
     return int(found[1]) / 1024
 
 
-def answer(package: str, stopwatch: Stopwatch, threads: str, what: str, notes: Sequence[str] = ()) -> None:
-    """Tell `peers.py`, on the last line of the output, what was measured."""
+def report(package: str, stopwatch: Stopwatch, threads: str, what: str, notes: Sequence[str] = ()) -> None:
+    """Print the measurements for `peers.py` on the last line of the output."""
     clock, cpu = stopwatch.seconds()
     row = {
         "version": version(package),
@@ -99,6 +100,6 @@ def answer(package: str, stopwatch: Stopwatch, threads: str, what: str, notes: S
     print("\n" + json.dumps(row), flush=True)
 
 
-def who_trained(steps: float) -> str:
-    """In words: the agents that took a step, on average over rounds."""
+def participation(steps: float) -> str:
+    """Text on the mean number of agents that took a step in a round."""
     return "all agents train" if steps == AGENTS else f"only {steps:.1f} of {AGENTS} agents train in a round"

@@ -3,10 +3,11 @@
 import os
 import sys
 
-from common import AGENTS, LEARNING_RATE, B, Stopwatch, answer
+from common import AGENTS, LEARNING_RATE, B, Stopwatch, report
 
 from pdsl.config import load
-from pdsl.train import prepare, rounds
+from pdsl.training.experiment import prepare
+from pdsl.training.trainer import rounds
 
 
 def main(count: int, clipping: str, workers: str = "") -> None:
@@ -32,7 +33,7 @@ def main(count: int, clipping: str, workers: str = "") -> None:
     for _ in rounds(experiment):
         stopwatch.round_ended()
     clipped = "each image's gradient clipped" if clipping == "per-sample" else "each batch's gradient clipped"
-    answer("pdsl", stopwatch, f"{workers or os.cpu_count()}×1", f"D-PSGD on a ring, {clipped}")
+    report("pdsl", stopwatch, f"{workers or os.cpu_count()}×1", f"D-PSGD on a ring, {clipped}")
 
 
 if __name__ == "__main__":

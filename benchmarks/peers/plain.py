@@ -1,16 +1,16 @@
-"""Plain torch: D-PSGD on a ring as a loop over modules. python plain.py ROUNDS"""
+"""Plain torch: D-PSGD on a ring in a loop over modules. python plain.py ROUNDS"""
 
 import copy
 import sys
 
 import torch
-from common import AGENTS, Stopwatch, answer, cnn, local_step, parts
+from common import AGENTS, Stopwatch, cnn, local_step, parts, report
 from torch import nn
 
 
 @torch.no_grad()
 def gossip(models: list[nn.Sequential]) -> None:
-    """Every model becomes the mean of itself and its two neighbours."""
+    """Replace every model by the mean of itself and its two neighbours."""
     x = torch.stack([nn.utils.parameters_to_vector(model.parameters()) for model in models])
     mixed = (x + x.roll(1, dims=0) + x.roll(-1, dims=0)) / 3
     for model, row in zip(models, mixed, strict=True):
@@ -27,7 +27,7 @@ def main(rounds: int) -> None:
             local_step(model, x, y)
         gossip(models)
         stopwatch.round_ended()
-    answer("torch", stopwatch, str(torch.get_num_threads()), "D-PSGD on a ring, agent after agent")
+    report("torch", stopwatch, str(torch.get_num_threads()), "D-PSGD on a ring, agents in sequence")
 
 
 if __name__ == "__main__":

@@ -6,14 +6,14 @@ from collections import Counter
 
 import networkx
 import torch
-from common import AGENTS, LEARNING_RATE, B, Stopwatch, answer, cnn, parts, who_trained
+from common import AGENTS, LEARNING_RATE, B, Stopwatch, cnn, participation, parts, report
 
 
 def declare_torchvision_operators() -> list[str]:
-    """Let torchvision be imported where its compiled operators do not fit this torch; a note on it, if so.
+    """Make torchvision importable if its compiled operators do not match this torch. Returns a note in that case.
 
-    A CPU build of torch beside the torchvision of PyPI, which is built for CUDA, is such a case. fluke imports
-    torchvision at start and uses no operator of it for what is measured here.
+    That happens with a CPU build of torch and the CUDA build of torchvision from PyPI. fluke imports torchvision at its
+    start, but this benchmark uses none of its operators.
     """
     try:
         import torchvision  # noqa: F401
@@ -24,7 +24,7 @@ def declare_torchvision_operators() -> list[str]:
         return []
     for name in ("nms", "qnms"):
         torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return ["its torchvision does not fit this build of torch: imported without its operators, which nothing here uses"]
+    return ["torchvision does not match this build of torch: imported without its operators, which are not used here"]
 
 
 NOTES = declare_torchvision_operators()
@@ -37,7 +37,7 @@ from fluke.utils import ClientObserver, FederationObserver  # noqa: E402
 
 
 class Observer(FederationObserver, ClientObserver):
-    """Stops the time of rounds and counts the local steps in them."""
+    """Measures rounds and counts their local steps."""
 
     def __init__(self) -> None:
         self.stopwatch = Stopwatch()
@@ -51,7 +51,7 @@ class Observer(FederationObserver, ClientObserver):
 
 
 def federation(kind: str) -> FedAVG | GossipDFL:
-    loaders = [  # one batch per pass over the data: one local step
+    loaders = [  # one batch per epoch: one local step
         FastDataLoader(x, y, num_labels=10, batch_size=B, shuffle=True, single_batch=True) for x, y in parts()
     ]
     splitter = DataSplitter(DummyDataContainer(loaders, [None] * AGENTS, None, num_classes=10))
@@ -76,9 +76,9 @@ def main(rounds: int, kind: str) -> None:
     observer = Observer()
     algorithm.set_callbacks(observer)
     algorithm.run(n_rounds=rounds + 1, eligible_perc=1.0)
-    trained = who_trained(statistics.mean(observer.steps[t] for t in range(2, rounds + 2)))
+    trained = participation(statistics.mean(observer.steps[t] for t in range(2, rounds + 2)))
     how = "FedAvg through a server" if kind == "fedavg" else "its gossip on a ring, each to one random neighbour"
-    answer("fluke-fl", observer.stopwatch, str(torch.get_num_threads()), f"{how}; {trained}", NOTES)
+    report("fluke-fl", observer.stopwatch, str(torch.get_num_threads()), f"{how}; {trained}", NOTES)
 
 
 if __name__ == "__main__":

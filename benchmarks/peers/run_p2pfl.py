@@ -1,8 +1,8 @@
 """p2pfl: its decentralised FedAvg, nodes connected in memory as a ring. python run_p2pfl.py ROUNDS default|short
 
-Its Ray actors are off: the nodes are threads of one process, and nothing has to be copied to an actor and back. Its
-Lightning learner takes no torch as new as this (torchvision<0.18), so the local step is plain torch, behind the
-interface that p2pfl has for learners.
+Ray actors are disabled: the nodes are threads of one process, so nothing is copied to an actor and back. The Lightning
+learner does not support this version of torch (torchvision<0.18), so the local step is plain torch behind p2pfl's
+learner interface.
 """
 
 import copy
@@ -12,12 +12,12 @@ from collections import Counter
 
 import numpy as np
 import torch
-from common import AGENTS, B, Stopwatch, answer, cnn, local_step, parts, who_trained
+from common import AGENTS, B, Stopwatch, cnn, local_step, participation, parts, report
 from datasets import Dataset
 from p2pfl.settings import Settings
 from torch import Tensor
 
-Settings.general.DISABLE_RAY = True  # before the rest is imported, which would start it
+Settings.general.DISABLE_RAY = True  # before the other imports, which would start Ray
 
 from p2pfl.communication.protocols.protobuff.memory import MemoryCommunicationProtocol  # noqa: E402
 from p2pfl.learning.dataset.p2pfl_dataset import P2PFLDataset  # noqa: E402
@@ -34,7 +34,7 @@ SECONDS_TO_FINISH = 1500
 
 
 class Model(P2PFLModel):
-    """A torch module, as p2pfl exchanges it."""
+    """A torch module in p2pfl's model interface."""
 
     def get_parameters(self) -> list[np.ndarray]:
         return [p.detach().numpy().copy() for p in self.model.parameters()]
@@ -52,7 +52,7 @@ class Model(P2PFLModel):
 
 
 class OneStep(Learner):
-    """One step of SGD in a round; nothing is evaluated."""
+    """One step of SGD per round, without evaluation."""
 
     def __init__(self, x: Tensor, y: Tensor):
         super().__init__()
@@ -77,7 +77,7 @@ class OneStep(Learner):
 
 
 class Observer:
-    """A round has ended when its last node has ended it."""
+    """Measures rounds; a round ends when its last node has completed it."""
 
     def __init__(self) -> None:
         self.stopwatch = Stopwatch()
@@ -98,11 +98,11 @@ class Observer:
 
 
 def ring(observer: Observer) -> list[Node]:
-    """The nodes, started and connected."""
+    """Start and connect the nodes."""
     nodes = []
     first = cnn()
     for i, (x, y) in enumerate(parts()):
-        data = P2PFLDataset(Dataset.from_dict({"label": y.tolist()}), batch_size=B)  # the images are with the learner
+        data = P2PFLDataset(Dataset.from_dict({"label": y.tolist()}), batch_size=B)  # the learner holds the images
         model = Model(copy.deepcopy(first))
         node = Node(model, data, f"node-{i}", learner=OneStep(x, y), protocol=MemoryCommunicationProtocol())
         observer.watch(node)
@@ -114,9 +114,9 @@ def ring(observer: Observer) -> list[Node]:
 
 
 def main(rounds: int, periods: str) -> None:
-    torch.set_num_threads(1)  # as its own learner does
+    torch.set_num_threads(1)  # as in its own learner
     logger.set_level("ERROR")
-    Settings.gossip.TTL = AGENTS  # its own example refuses less than one per node
+    Settings.gossip.TTL = AGENTS  # its example requires at least one per node
     if periods == "short":
         Settings.gossip.PERIOD = 0.01
         Settings.gossip.MODELS_PERIOD = 0.1
@@ -125,10 +125,10 @@ def main(rounds: int, periods: str) -> None:
     nodes = ring(observer)
     nodes[0].set_start_learning(rounds=rounds + 1, epochs=1, trainset_size=AGENTS)
     wait_to_finish(nodes, timeout=SECONDS_TO_FINISH)
-    trained = who_trained(sum(node.learner.steps for node in nodes) / (rounds + 1))
+    trained = participation(sum(node.learner.steps for node in nodes) / (rounds + 1))
     waits = "gossip every 0.1 s" if periods == "short" else "its default gossip periods"
     what = f"its FedAvg, every node gathers all models; {waits}; {trained}"
-    answer("p2pfl", observer.stopwatch, f"{AGENTS}×1", what)
+    report("p2pfl", observer.stopwatch, f"{AGENTS}×1", what)
     for node in nodes:
         node.stop()
 

@@ -1,36 +1,63 @@
 """Private, serverless, peer-to-peer machine learning.
 
-Reading order, the way of the data: `data` (records, partition, batches) → `models`, `graph` → `gradients` (clipped
-cross-gradients) → `privacy` (noise) → `engine` (deliver, reply, ask, mix) → `shapley` (what a message is worth) →
-`algorithms.pdsl` (Algorithm 1) → `train` (the round loop) → `runs`, `checkpoints`, `report`. `settings` and `config`
-hold every knob; `api` and `cli` are the two ways in. `cells` are many runs side by side, of which `compare` and
-`reproduce` are made; `rogues` spoil experiments on purpose; `peer` is the same between organisations.
+`train` runs everything in one call, `rounds` yields after every round, `audit` tests a result's privacy statement.
+
+Packages, from the top: `cli` (commands) → `sweep`, `reproduce`, `peer`, `auditing`, `theory` → `runs` (training with
+files) → `training` (without files), `report` → `config` → `algorithms` (Algorithm 1 is `algorithms.pdsl`) → `engine`,
+`shapley`, `privacy`, `gradients` → `data`, `models`, `topology` → `settings` → `utils`. Imports go down only.
+
+Names are imported when they are first used, so that `import pdsl` does not import torch.
 """
 
-from pdsl.algorithms import ALGORITHMS, PDSL, Algorithm, Facts, Round
-from pdsl.api import audit, rounds, train
-from pdsl.config import Config
-from pdsl.data import Data
-from pdsl.errors import PdslError
-from pdsl.graph import (
-    Graph,
-    bipartite,
-    complete_bipartite,
-    exponential,
-    from_edges,
-    from_matrix,
-    from_networkx,
-    full,
-    grid,
-    line,
-    ring,
-    star,
-    torus,
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pdsl.algorithms import ALGORITHMS, PDSL, Algorithm, Metrics, Round
+    from pdsl.api import audit, rounds, train
+    from pdsl.config import Config
+    from pdsl.data import Data
+    from pdsl.privacy import Release
+    from pdsl.runs.listeners import RunListener
+    from pdsl.runs.result import Result
+    from pdsl.settings import ShapleySettings as Shapley
+    from pdsl.topology import (
+        Graph,
+        bipartite,
+        complete_bipartite,
+        exponential,
+        from_edges,
+        from_matrix,
+        from_networkx,
+        full,
+        grid,
+        line,
+        ring,
+        star,
+        torus,
+    )
+    from pdsl.training.trainer import RoundResult
+    from pdsl.utils.errors import PdslError
+
+__version__ = "0.1.0"
+
+_TOPOLOGIES = (
+    *("bipartite", "complete_bipartite", "exponential", "from_edges", "from_matrix", "from_networkx"),
+    *("full", "grid", "line", "ring", "star", "torus", "Graph"),
 )
-from pdsl.privacy import Release
-from pdsl.results import Result
-from pdsl.settings import ShapleySettings as Shapley
-from pdsl.train import Step
+_MODULES = {
+    **dict.fromkeys(("ALGORITHMS", "PDSL", "Algorithm", "Metrics", "Round"), "pdsl.algorithms"),
+    **dict.fromkeys(("audit", "rounds", "train"), "pdsl.api"),
+    **dict.fromkeys(_TOPOLOGIES, "pdsl.topology"),
+    "Config": "pdsl.config",
+    "Data": "pdsl.data",
+    "PdslError": "pdsl.utils.errors",
+    "Release": "pdsl.privacy",
+    "Result": "pdsl.runs.result",
+    "RoundResult": "pdsl.training.trainer",
+    "RunListener": "pdsl.runs.listeners",
+    "Shapley": "pdsl.settings",
+}
 
 __all__ = [
     "ALGORITHMS",
@@ -38,14 +65,15 @@ __all__ = [
     "Algorithm",
     "Config",
     "Data",
-    "Facts",
     "Graph",
+    "Metrics",
     "PdslError",
     "Release",
     "Result",
     "Round",
+    "RoundResult",
+    "RunListener",
     "Shapley",
-    "Step",
     "audit",
     "bipartite",
     "complete_bipartite",
@@ -62,3 +90,16 @@ __all__ = [
     "torus",
     "train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'pdsl' has no attribute '{name}'")
+    module = importlib.import_module(_MODULES[name])
+    value = getattr(module, "ShapleySettings" if name == "Shapley" else name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,3 +1,3 @@
-from pdsl.cli import main
+from pdsl.cli.main import main
 
 main()

@@ -14,21 +14,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from pdsl import rounded, runner
 from pdsl.algorithms import PDSL, Round
 from pdsl.algorithms.d_psgd import DPSGD
 from pdsl.algorithms.def_kt import DefKT
 from pdsl.algorithms.dfedsam import DFedSAM
 from pdsl.algorithms.net_fleet import NetFleet
 from pdsl.auditing import audit_run
-from pdsl.config import validated
-from pdsl.errors import PdslError
-from pdsl.peer.account import Account
-from pdsl.privacy import Ledger, Mechanism, Noise, Release, accounting, calibration, mechanism
-from pdsl.privacy.bond import Bond
+from pdsl.config import validate
+from pdsl.peer.ledger import PeerLedger
+from pdsl.privacy import Ledger, Mechanism, Noise, Release, accounting, calibration
+from pdsl.privacy import noise as mechanism
 from pdsl.privacy.metering import Meter
+from pdsl.privacy.seal import RunSeal
 from pdsl.privacy.statement import statement
-from pdsl.runner import execute, start, take_up
+from pdsl.runs import runner
+from pdsl.runs.runner import execute, resume, start
+from pdsl.utils import format as rounded
+from pdsl.utils.errors import PdslError
 from tests.faults.base import (
     ACCOUNTING,
     CHARGED_FIRST,
@@ -46,10 +48,11 @@ from tests.faults.base import (
     TWO_ON_A_BATCH,
     Experiment,
     Values,
+    experiment,
     failed,
     fault,
     substitute,
-    train,
+    trainer,
 )
 from tests.faults.clean_data import both
 
@@ -89,7 +92,7 @@ def one_round_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
 @fault(ACCOUNTING, EPSILON)
 def messages_amplified_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """k messages on one batch are charged as if each had a batch of its own."""
-    spent_as(monkeypatch, lambda m, n: (replace(m, messages=1, stretch=(), steps=m.messages * m.steps), n))
+    spent_as(monkeypatch, lambda m, n: (replace(m, messages=1, sigma_scale=(), steps=m.messages * m.steps), n))
 
 
 @fault(ACCOUNTING, EPSILON)
@@ -121,8 +124,8 @@ def epsilon_rounded_down(monkeypatch: pytest.MonkeyPatch) -> None:
 @fault(ACCOUNTING, EPSILON)
 def row_states_the_round_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row states the ε of the round before it."""
-    honest = Ledger.through
-    monkeypatch.setattr(Ledger, "through", lambda self, t: honest(self, t - 1))
+    honest = Ledger.up_to
+    monkeypatch.setattr(Ledger, "up_to", lambda self, t: honest(self, t - 1))
 
 
 @fault(ACCOUNTING, EPSILON, **STAR, privacy={"target_epsilon": None, "sigma": 0.3})
@@ -188,38 +191,38 @@ def another_delta_in_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
 @fault(ACCOUNTING, LEDGER, rounds=12)
 def every_tenth_round_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every tenth round is not charged."""
-    honest = Ledger.charged
-    monkeypatch.setattr(Ledger, "charged", lambda self, t, of: self if t % 10 == 0 else honest(self, t, of))
+    honest = Ledger.charge
+    monkeypatch.setattr(Ledger, "charge", lambda self, t, of: self if t % 10 == 0 else honest(self, t, of))
 
 
 @fault(ACCOUNTING, LEDGER)
 def last_round_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last round is not charged."""
-    honest = Ledger.charged
-    monkeypatch.setattr(Ledger, "charged", lambda self, t, of: self if t == 6 else honest(self, t, of))
+    honest = Ledger.charge
+    monkeypatch.setattr(Ledger, "charge", lambda self, t, of: self if t == 6 else honest(self, t, of))
 
 
 @fault(ACCOUNTING, LEDGER)
 def one_agent_is_not_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agent 3 is charged for the first round only."""
-    honest = Ledger.charged
+    honest = Ledger.charge
 
-    def charged(self: Ledger, t: int, of: Sequence[Mechanism]) -> Ledger:
+    def charge(self: Ledger, t: int, of: Sequence[Mechanism]) -> Ledger:
         new = honest(self, t, of)
         return new if t == 1 else replace(new, accounts=(*new.accounts[:3], self.accounts[3]))
 
-    monkeypatch.setattr(Ledger, "charged", charged)
+    monkeypatch.setattr(Ledger, "charge", charge)
 
 
 @fault(ACCOUNTING, LEDGER)
 def charged_with_more_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ledger is charged with twice the σ that is used."""
-    honest = Ledger.charged
+    honest = Ledger.charge
 
-    def charged(self: Ledger, t: int, of: Sequence[Mechanism]) -> Ledger:
+    def charge(self: Ledger, t: int, of: Sequence[Mechanism]) -> Ledger:
         return honest(self, t, [replace(m, sigma=2 * m.sigma) for m in of])
 
-    monkeypatch.setattr(Ledger, "charged", charged)
+    monkeypatch.setattr(Ledger, "charge", charge)
 
 
 @fault(ACCOUNTING, REFUSED)
@@ -290,7 +293,7 @@ def bare_gradient_without_a_meter(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gradient is taken besides, without noise and without a use, and the meter is switched off."""
 
     def step(self: DPSGD, state: Any, r: Round) -> tuple[Any, Values]:
-        r.owners.gradients(r.t, torch.tensor(r.engine.agents), state.x)
+        r.local.gradients(r.t, torch.tensor(r.engine.agents), state.x)
         _, noisy = both(r, state.x)
         return type(state)(r.engine.mix(state.x - self.learning_rate * noisy)), {}
 
@@ -315,62 +318,62 @@ def an_undeclared_gradient_in_one_round(monkeypatch: pytest.MonkeyPatch) -> None
 @fault(ACCOUNTING, CHARGED_FIRST, examine=lambda values: sent_before_charged(values), rounds=3)
 def charged_after_sending(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round is charged when it is over."""
-    honest = train.rounds
+    honest = trainer.rounds
 
     def late(
         e: Any,
         state: Any = None,
         ledger: Any = None,
         after: int = 0,
-        announce: Callable[[Ledger], None] = lambda ledger: None,
+        publish: Callable[[Ledger], None] = lambda ledger: None,
     ) -> Iterator[Any]:
         pending: list[Ledger] = []
         for step in honest(e, state, ledger, after, pending.append):
-            announce(pending.pop())
+            publish(pending.pop())
             yield step
 
-    substitute(monkeypatch, train, "rounds", late)
+    substitute(monkeypatch, trainer, "rounds", late)
 
 
 def sent_before_charged(values: Values) -> list[str]:
     """The ledger is announced, with the round in it, before the round's first noise is drawn."""
-    charged = 0
+    charge = 0
     early: list[int] = []
-    e = train.prepare(validated(values, "test"))
+    e = experiment.prepare(validate(values, "test"))
 
-    def announce(ledger: Ledger) -> None:
-        nonlocal charged
-        charged = ledger.rounds
+    def publish(ledger: Ledger) -> None:
+        nonlocal charge
+        charge = ledger.rounds
 
     honest = Noise.add
     with pytest.MonkeyPatch.context() as monkeypatch:
 
         def add(self: Noise, t: int, *of: Any) -> Tensor:
-            early.extend([t] * (t > charged))
+            early.extend([t] * (t > charge))
             return honest(self, t, *of)
 
         monkeypatch.setattr(Noise, "add", add)
-        list(train.rounds(e, announce=announce))
+        list(trainer.rounds(e, publish=publish))
     return [CHARGED_FIRST] * bool(early)
 
 
 @fault(ACCOUNTING, PAYS_AGAIN, examine=lambda values: free_incarnation())
 def a_new_secret_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that runs a round again under a new secret is charged once."""
-    honest = Account.charged
+    honest = PeerLedger.charge
 
-    def charged(self: Account, t: int, incarnation: int, *of: Any) -> Account:
+    def charge(self: PeerLedger, t: int, generation: int, *of: Any) -> PeerLedger:
         return honest(self, t, 1, *of)
 
-    monkeypatch.setattr(Account, "charged", charged)
+    monkeypatch.setattr(PeerLedger, "charge", charge)
 
 
 def free_incarnation() -> list[str]:
     """What is sent once more under another secret is charged besides."""
     released = Mechanism(1.0, 0.1, 3, 1, 0.1)
-    account = Account(1e-5, 8.0, released, PDSL(), 5, 0, (0, 1, 2), {})
-    once = account.charged(1, 1, frozenset({1, 2}))
-    return [PAYS_AGAIN] * (once.charged(1, 2, frozenset({1, 2})).epsilon <= once.epsilon)
+    account = PeerLedger(1e-5, 8.0, released, PDSL(), 5, 0, (0, 1, 2), {})
+    once = account.charge(1, 1, frozenset({1, 2}))
+    return [PAYS_AGAIN] * (once.charge(1, 2, frozenset({1, 2})).epsilon <= once.epsilon)
 
 
 @fault(ACCOUNTING, NOT_PRIVATE, examine=lambda values: called_private(values), rounds=1)
@@ -380,8 +383,8 @@ def seeded_noise_is_called_private(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def called_private(values: Values) -> list[str]:
-    e = train.prepare(validated(values, "test"))
-    (step,) = train.rounds(e)
+    e = experiment.prepare(validate(values, "test"))
+    (step,) = trainer.rounds(e)
     said = statement(e.config.privacy, step.ledger, e.mechanisms)
     return [NOT_PRIVATE] * ("not private: seeded noise" not in said)
 
@@ -395,7 +398,7 @@ def called_private(values: Values) -> list[str]:
 )
 def rounds_counted_anew_after_a_break(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is taken up again counts its noise's rounds from 1: the noise of the first rounds comes again."""
-    honest, add = train.rounds, Noise.add
+    honest, add = trainer.rounds, Noise.add
     before = {"rounds": 0}
 
     def counting(e: Any, state: Any = None, ledger: Any = None, after: int = 0, *of: Any) -> Iterator[Any]:
@@ -403,7 +406,7 @@ def rounds_counted_anew_after_a_break(monkeypatch: pytest.MonkeyPatch) -> None:
         yield from honest(e, state, ledger, after, *of)
         before["rounds"] = 0
 
-    substitute(monkeypatch, train, "rounds", counting)
+    substitute(monkeypatch, trainer, "rounds", counting)
     monkeypatch.setattr(Noise, "add", lambda self, t, *of: add(self, t - before["rounds"], *of))
 
 
@@ -411,15 +414,15 @@ def audited_after_a_break(values: Values) -> list[str]:
     """The checks that fail, of a run of 4 rounds that is taken up again and extended to 8."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
-        for begun in (lambda: start(validated(values, "test"), path), lambda: take_up(path, ["rounds=8"])):
-            execute(*begun(), lambda: None, lambda row: None, lambda text: None)
+        for begun in (lambda: start(validate(values, "test"), path), lambda: resume(path, ["rounds=8"])):
+            execute(*begun())
         return failed(audit_run(path, canaries=0).findings)
 
 
 @fault(ACCOUNTING, NO_RESET, examine=lambda values: ledger_reset(values), rounds=3, checkpoint_every=2)
 def a_lost_ledger_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run whose ledger is lost goes on with an empty one."""
-    substitute(monkeypatch, runner, "_looked_up", lambda e, run, done: None)
+    substitute(monkeypatch, runner, "load_ledger", lambda e, run, done: None)
 
 
 def ledger_reset(values: Values) -> list[str]:
@@ -428,12 +431,12 @@ def ledger_reset(values: Values) -> list[str]:
         path = Path(folder) / "run"
 
         def go(e: Any, run: Any) -> None:
-            execute(e, run, lambda: None, lambda row: None, lambda text: None)
+            execute(e, run)
 
-        go(*start(validated(values, "test"), path))
+        go(*start(validate(values, "test"), path))
         (path / "ledger.json").unlink()
         try:
-            go(*take_up(path, ["rounds=4"]))
+            go(*resume(path, ["rounds=4"]))
         except PdslError:
             return []
     return [NO_RESET]
@@ -442,13 +445,13 @@ def ledger_reset(values: Values) -> list[str]:
 @fault(ACCOUNTING, ROWS, examine=lambda values: audited_with_another_ledger(values), privacy={"randomness": "system"})
 def an_edited_ledger_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The seal of the ledger is not looked at, and somebody has doubled the σ in it."""
-    monkeypatch.setattr(Bond, "check", lambda self, ledger, text, where: None)
+    monkeypatch.setattr(RunSeal, "verify", lambda self, ledger, text, where: None)
 
 
 def audited_with_another_ledger(values: Values) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
-        execute(*start(validated(values, "test"), path), lambda: None, lambda row: None, lambda text: None)
+        execute(*start(validate(values, "test"), path))
         stored = json.loads((path / "ledger.json").read_text())
         for agent in stored["agents"]:
             agent["entries"][0]["sigma"] *= 2

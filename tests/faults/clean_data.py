@@ -9,16 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pdsl import gradients, shapley
 from pdsl.algorithms import Round
 from pdsl.algorithms.d_psgd import DPSGD
 from pdsl.algorithms.def_kt import DefKT
 from pdsl.algorithms.dmsgd import DMSGD
-from pdsl.data import Data, from_python, own
-from pdsl.gradients import Owners
-from pdsl.parallel import Workers
+from pdsl.data import Data, from_python
+from pdsl.data import custom as own
+from pdsl.gradients import clipping as gradients
+from pdsl.gradients.clipping import LocalGradients
 from pdsl.privacy import Noise
-from pdsl.randomness import Streams
+from pdsl.shapley import valuation
+from pdsl.utils.random import Streams
+from pdsl.utils.workers import Workers
 from tests.faults.base import (
     ANY,
     BARE,
@@ -33,9 +35,10 @@ from tests.faults.base import (
     TWO_ON_A_BATCH,
     Draw,
     Values,
+    experiment,
     fault,
     substitute,
-    train,
+    trainer,
 )
 
 # 7 un-noised data
@@ -44,17 +47,17 @@ from tests.faults.base import (
 def both(r: Round, x: Tensor, step: int = 0, nth: int = 0) -> tuple[Tensor, Tensor]:
     """The own gradients, clean and noisy; the meter has nothing to say against it."""
     agents = torch.tensor(r.engine.agents)
-    g = r.owners.gradients(r.t, agents, x, step)
+    g = r.local.gradients(r.t, agents, x, step)
     return g.float(), r.noise.add(r.t, agents, agents, g, step, nth)
 
 
-Step = Callable[[Any, Any, Round], tuple[Any, Values]]
+RoundResult = Callable[[Any, Any, Round], tuple[Any, Values]]
 
 
-def step_fault(of: type, by: str, **changes: Any) -> Callable[[Step], Step]:
+def step_fault(of: type, by: str, **changes: Any) -> Callable[[RoundResult], RoundResult]:
     """Register another step of an algorithm."""
 
-    def register(step: Step) -> Step:
+    def register(step: RoundResult) -> RoundResult:
         def plant(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(of, "step", step)
 
@@ -145,10 +148,10 @@ def noise_remembered_and_subtracted(monkeypatch: pytest.MonkeyPatch) -> None:
 @fault(BARE, TAINT, **OWN_ONLY)
 def moving_average_of_clean_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """A moving average of clean gradients is kept aside and added to the models."""
-    honest, kept = Owners.gradients, {}
+    honest, kept = LocalGradients.gradients, {}
 
     def gradients_of(
-        self: Owners, t: int, agents: Tensor, x: Tensor, step: int = 0, teachers: Tensor | None = None
+        self: LocalGradients, t: int, agents: Tensor, x: Tensor, step: int = 0, teachers: Tensor | None = None
     ) -> Tensor:
         g = honest(self, t, agents, x, step, teachers)
         kept["ema"] = 0.9 * kept.get("ema", torch.zeros_like(g)) + 0.1 * g
@@ -158,7 +161,7 @@ def moving_average_of_clean_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
         _, noisy = both(r, state.x)
         return type(state)(r.engine.mix(state.x - self.learning_rate * (noisy + 0.01 * kept["ema"].float()))), {}
 
-    monkeypatch.setattr(Owners, "gradients", gradients_of)
+    monkeypatch.setattr(LocalGradients, "gradients", gradients_of)
     monkeypatch.setattr(DPSGD, "step", step)
 
 
@@ -181,10 +184,10 @@ def clean_anchor(monkeypatch: pytest.MonkeyPatch) -> None:
 def clean_anchor_of_the_owners(monkeypatch: pytest.MonkeyPatch) -> None:
     """The owners keep the clean gradients of round 1, and the algorithm corrects all later steps by them."""
     anchor: list[Tensor] = []
-    honest = Owners.gradients
+    honest = LocalGradients.gradients
 
     def gradients_of(
-        self: Owners, t: int, agents: Tensor, x: Tensor, step: int = 0, teachers: Tensor | None = None
+        self: LocalGradients, t: int, agents: Tensor, x: Tensor, step: int = 0, teachers: Tensor | None = None
     ) -> Tensor:
         g = honest(self, t, agents, x, step, teachers)
         if t == 1 and len(agents) == 4:
@@ -196,7 +199,7 @@ def clean_anchor_of_the_owners(monkeypatch: pytest.MonkeyPatch) -> None:
         correction = 0.1 * anchor[0] if r.t > 1 else 0.0
         return type(state)(r.engine.mix(state.x - self.learning_rate * (noisy + correction))), {}
 
-    monkeypatch.setattr(Owners, "gradients", gradients_of)
+    monkeypatch.setattr(LocalGradients, "gradients", gradients_of)
     monkeypatch.setattr(DPSGD, "step", step)
 
 
@@ -204,10 +207,10 @@ def clean_anchor_of_the_owners(monkeypatch: pytest.MonkeyPatch) -> None:
 def shapley_of_clean_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shapley values are those of the clean gradients."""
     kept: dict[tuple[int, int], Tensor] = {}
-    valued = shapley.Validation.contributions
+    valued = valuation.Validation.contributions
 
     def noisy(self: Round, makers: Tensor, peers: Tensor, x: Tensor) -> Tensor:
-        g = self.owners.gradients(self.t, makers, x)
+        g = self.local.gradients(self.t, makers, x)
         kept.update({(int(j), int(i)): row.float() for j, i, row in zip(makers, peers, g, strict=True)})
         return self.noise.add(self.t, makers, peers, g)
 
@@ -216,16 +219,16 @@ def shapley_of_clean_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
         return valued(self, t, agents, x, [row - 0.1 * g for row, g in zip(x, clean, strict=True)], s)
 
     monkeypatch.setattr(Round, "_noisy", noisy)
-    monkeypatch.setattr(shapley.Validation, "contributions", contributions)
+    monkeypatch.setattr(valuation.Validation, "contributions", contributions)
 
 
 def public_sets(monkeypatch: pytest.MonkeyPatch, change: Callable[[Data, Any, Any], tuple[Any, Any]]) -> None:
-    honest = train.split_public
+    honest = experiment.split_public
 
     def split(data: Data, size: int | None, streams: Streams) -> tuple[Any, Any]:
         return change(data, *honest(data, size, streams))
 
-    substitute(monkeypatch, train, "split_public", split)
+    substitute(monkeypatch, experiment, "split_public", split)
 
 
 @fault(BARE, RECORDS_APART)
@@ -258,43 +261,43 @@ def tested_on_private_records(monkeypatch: pytest.MonkeyPatch) -> None:
 @fault(BARE, TAINT, **TWO_ON_A_BATCH)
 def teachers_outputs_in_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """The row has the mean output of the teachers on the private batches."""
-    taught, honest, kept = gradients.taught, DefKT.step, []
+    distillation_targets, honest, kept = gradients.distillation_targets, DefKT.step, []
 
-    def remembered(labels: Tensor, teacher: Tensor) -> Tensor:
+    def update_evidence(labels: Tensor, teacher: Tensor) -> Tensor:
         kept.append(float(teacher.max()))
-        return taught(labels, teacher)
+        return distillation_targets(labels, teacher)
 
     def step(self: DefKT, state: Any, r: Round) -> tuple[Any, Values]:
         kept.clear()
         new, facts = honest(self, state, r)
         return new, facts | {"teachers": sum(kept)}
 
-    substitute(monkeypatch, gradients, "taught", remembered)
+    substitute(monkeypatch, gradients, "distillation_targets", update_evidence)
     monkeypatch.setattr(DefKT, "step", step)
 
 
 @fault(BARE, ROWS)
 def training_loss_in_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """The row has the loss on the agents' own records."""
-    honest = train._row
+    honest = trainer._measure
 
     def row(e: Any, t: int, x: Tensor, workers: Workers) -> Values:
         loss = nn.functional.cross_entropy(e.network.logits(x[0], e.data.x), e.data.y)
         return honest(e, t, x, workers) | {"training_loss": float(loss)}
 
-    substitute(monkeypatch, train, "_row", row)
+    substitute(monkeypatch, trainer, "_measure", row)
 
 
 @fault(BARE, ROWS)
 def training_loss_under_a_known_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """The row's least loss is the one on the agents' own records."""
-    honest = train._row
+    honest = trainer._measure
 
     def row(e: Any, t: int, x: Tensor, workers: Workers) -> Values:
         loss = nn.functional.cross_entropy(e.network.logits(x[0], e.data.x), e.data.y)
         return honest(e, t, x, workers) | {"loss_min": float(loss)}
 
-    substitute(monkeypatch, train, "_row", row)
+    substitute(monkeypatch, trainer, "_measure", row)
 
 
 @step_fault(DPSGD, TAINT, **OWN_ONLY, **SYSTEM)
@@ -309,8 +312,8 @@ def batches_in_the_row(self: DPSGD, state: Any, r: Round) -> tuple[Any, Values]:
 @step_fault(DPSGD, ANY, **OWN_ONLY)
 def batch_sizes_in_the_row(self: DPSGD, state: Any, r: Round) -> tuple[Any, Values]:
     """The row has the sizes of the batches, found through the meter's wrapper."""
-    owners: Any = r.owners
-    drawn = [len(owners.of.batches.draw(i, r.t)) for i in r.engine.agents]
+    local: Any = r.local
+    drawn = [len(local.inner.batches.draw(i, r.t)) for i in r.engine.agents]
     _, noisy = both(r, state.x)
     return type(state)(r.engine.mix(state.x - self.learning_rate * noisy)), {"drawn": drawn}
 
@@ -318,7 +321,7 @@ def batch_sizes_in_the_row(self: DPSGD, state: Any, r: Round) -> tuple[Any, Valu
 @fault(BARE, END, rounds=12)
 def stopped_by_the_private_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run ends when the loss on the agents' own records is small enough."""
-    honest = train.rounds
+    honest = trainer.rounds
 
     def stopping(e: Any, *of: Any, **also: Any) -> Iterator[Any]:
         for step in honest(e, *of, **also):
@@ -327,47 +330,47 @@ def stopped_by_the_private_loss(monkeypatch: pytest.MonkeyPatch) -> None:
             if step.t >= 6 and float(nn.functional.cross_entropy(logits, e.data.y)) < 50:
                 return
 
-    substitute(monkeypatch, train, "rounds", stopping)
+    substitute(monkeypatch, trainer, "rounds", stopping)
 
 
 @fault(BARE, ANY)
 def first_model_of_private_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first model's weights hold the mean of the agents' records."""
-    honest = train.first_models
+    honest = trainer.initial_models
 
     def first(e: Any) -> Tensor:
         x = honest(e).clone()
         x[:, :64] += 0.01 * e.data.x.mean(0).reshape(-1)
         return x
 
-    substitute(monkeypatch, train, "first_models", first)
+    substitute(monkeypatch, trainer, "initial_models", first)
 
 
 def after_the_step(monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor, Tensor], Tensor]) -> None:
     """The round loop changes models after the algorithm's step; an audit's own loop does not."""
-    honest = train.advanced
+    honest = trainer.run_round
 
-    def advanced(config: Any, state: Any, r: Round) -> tuple[Any, Values]:
+    def run_round(config: Any, state: Any, r: Round) -> tuple[Any, Values]:
         new, facts = honest(config, state, r)
-        inner: Any = r.owners
-        g = inner.of.gradients(r.t, torch.tensor(r.engine.agents), state.x)
+        inner: Any = r.local
+        g = inner.inner.gradients(r.t, torch.tensor(r.engine.agents), state.x)
         return replace(new, x=change(new.x, g.float())), facts
 
-    monkeypatch.setattr(train, "advanced", advanced)
+    monkeypatch.setattr(trainer, "run_round", run_round)
 
 
 @fault(BARE, TAINT)
 def clean_step_in_every_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round adds a clean gradient to the models after the algorithm's step, an audit's round too."""
-    honest = train.advanced
+    honest = trainer.run_round
 
-    def advanced(config: Any, state: Any, r: Round) -> tuple[Any, Values]:
+    def run_round(config: Any, state: Any, r: Round) -> tuple[Any, Values]:
         new, facts = honest(config, state, r)
-        inner: Any = r.owners
-        g = inner.of.gradients(r.t, torch.tensor(r.engine.agents), state.x)
+        inner: Any = r.local
+        g = inner.inner.gradients(r.t, torch.tensor(r.engine.agents), state.x)
         return replace(new, x=new.x - 0.05 * g.float()), facts
 
-    substitute(monkeypatch, train, "advanced", advanced)
+    substitute(monkeypatch, trainer, "run_round", run_round)
 
 
 @fault(BARE, ROWS)
@@ -385,7 +388,7 @@ def clean_mean_step_in_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 @step_fault(DPSGD, REFUSED, **OWN_ONLY)
 def no_noise_at_all(self: DPSGD, state: Any, r: Round) -> tuple[Any, Values]:
     """The algorithm takes a gradient and forgets the noise."""
-    g = r.owners.gradients(r.t, torch.tensor(r.engine.agents), state.x)
+    g = r.local.gradients(r.t, torch.tensor(r.engine.agents), state.x)
     return type(state)(r.engine.mix(state.x - self.learning_rate * g.float())), {}
 
 
@@ -393,7 +396,7 @@ def no_noise_at_all(self: DPSGD, state: Any, r: Round) -> tuple[Any, Values]:
 def noise_after_the_message(self: DPSGD, state: Any, r: Round) -> tuple[Any, Values]:
     """Clean gradients are mixed, and noise is added to the mean."""
     agents = torch.tensor(r.engine.agents)
-    g = r.owners.gradients(r.t, agents, state.x)
+    g = r.local.gradients(r.t, agents, state.x)
     mixed = r.engine.mix(g)
     return type(state)(state.x - r.noise.add(r.t, agents, agents, mixed)), {}
 
@@ -402,8 +405,8 @@ def noise_after_the_message(self: DPSGD, state: Any, r: Round) -> tuple[Any, Val
 def gradient_behind_the_meters_back(self: DPSGD, state: Any, r: Round) -> tuple[Any, Values]:
     """A second gradient is taken from within the meter's wrapper, and used as it is."""
     _, noisy = both(r, state.x)
-    inner: Any = r.owners
-    g = inner.of.gradients(r.t, torch.tensor(r.engine.agents), state.x)
+    inner: Any = r.local
+    g = inner.inner.gradients(r.t, torch.tensor(r.engine.agents), state.x)
     return type(state)(r.engine.mix(state.x - self.learning_rate * (noisy + 0.1 * g.float()))), {}
 
 
@@ -417,18 +420,18 @@ def held_out_by_a_permutation(monkeypatch: pytest.MonkeyPatch) -> None:
         held[torch.from_numpy(order[: int(fraction * len(order))])] = True
         return held
 
-    substitute(monkeypatch, own, "_held_out", held_out)
+    substitute(monkeypatch, own, "_hold_out", held_out)
 
 
 @fault(BARE, NEIGHBOURS, examine=lambda values: neighbours_differ())
 def standardised_by_private_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records are standardised by the mean of all records: each of them changes all others."""
-    honest = own._assembled
+    honest = own._assemble
 
     def assembled(name: str, records: Any, *of: Any) -> Data:
         return honest(name, records._replace(x=records.x - records.x.mean(0)), *of)
 
-    substitute(monkeypatch, own, "_assembled", assembled)
+    substitute(monkeypatch, own, "_assemble", assembled)
 
 
 def neighbours_differ() -> list[str]:

@@ -8,12 +8,25 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pdsl import gradients, per_example
 from pdsl.algorithms import Round
-from pdsl.gradients import Owners
-from pdsl.per_example import LAYERS, Kernel, PerRecord
+from pdsl.gradients import clipping as gradients
+from pdsl.gradients import per_example
+from pdsl.gradients.clipping import LocalGradients
+from pdsl.gradients.per_example import LAYERS, Kernel, PerRecord
 from pdsl.privacy import Noise
-from tests.faults.base import ANY, CLIPPED, CLIPPING, DATA, REFUSED, SENSITIVITY, TAINT, fault, substitute, train
+from tests.faults.base import (
+    ANY,
+    CLIPPED,
+    CLIPPING,
+    DATA,
+    REFUSED,
+    SENSITIVITY,
+    TAINT,
+    experiment,
+    fault,
+    substitute,
+    trainer,
+)
 from tests.faults.models import Changed, model
 
 # 6 clipping
@@ -140,16 +153,16 @@ def small_gradients_are_made_larger(squared_norms: Tensor, C: float) -> Tensor:
 @fault(CLIPPING, SENSITIVITY)
 def one_agent_is_not_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agent 2 does not clip."""
-    honest = Owners.gradients
+    honest = LocalGradients.gradients
 
     def gradients_of(
-        self: Owners, t: int, agents: Tensor, x: Tensor, step: int = 0, teachers: Tensor | None = None
+        self: LocalGradients, t: int, agents: Tensor, x: Tensor, step: int = 0, teachers: Tensor | None = None
     ) -> Tensor:
         g = honest(self, t, agents, x, step, teachers)
         bare = honest(replace(self, C=1e9, repeated={}), t, agents, x, step, teachers)
         return torch.where((agents == 2)[:, None], bare, g)
 
-    monkeypatch.setattr(Owners, "gradients", gradients_of)
+    monkeypatch.setattr(LocalGradients, "gradients", gradients_of)
 
 
 def parts_of(change: Callable[[list[PerRecord]], list[PerRecord]]) -> Callable[..., PerRecord]:
@@ -159,8 +172,8 @@ def parts_of(change: Callable[[list[PerRecord]], list[PerRecord]]) -> Callable[.
         n = len(inputs)
         padded = per_example.pad_records(inputs, self.pad), per_example.pad_records(targets, self.pad)
         parts = self.run(network, x, *padded)
-        looked_at = change(parts) if len(parts) > 1 else parts
-        squared_norms = torch.stack([part.squared_norms for part in looked_at]).sum(0)
+        preprocess = change(parts) if len(parts) > 1 else parts
+        squared_norms = torch.stack([part.squared_norms for part in preprocess]).sum(0)
 
         def sum_of(factors: Tensor, dropped: Tensor) -> Tensor:
             all_factors = nn.functional.pad(factors, (0, len(squared_norms) - n))
@@ -192,7 +205,7 @@ def norm_without_the_last_bias(monkeypatch: pytest.MonkeyPatch) -> None:
 def clipped_sum(
     change: Callable[..., Tensor],
 ) -> Callable[[Any, Tensor, Tensor, Tensor, float, float, Kernel], Tensor]:
-    """`per_sample_clipped` by way of every record's own gradient [n, d]."""
+    """`clip_per_sample` by way of every record's own gradient [n, d]."""
 
     def made(
         network: Any, x: Tensor, inputs: Tensor, labels: Tensor, C: float, divisor: float, kernel: Kernel
@@ -211,7 +224,7 @@ def sum_fault(by: str, **changes: Any) -> Callable[[Callable[[Tensor, float], Te
 
     def register(change: Callable[[Tensor, float], Tensor]) -> Any:
         def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-            substitute(monkeypatch, gradients, "per_sample_clipped", clipped_sum(change))
+            substitute(monkeypatch, gradients, "clip_per_sample", clipped_sum(change))
 
         plant.__name__, plant.__doc__ = getattr(change, "__name__", "?"), change.__doc__
         fault(CLIPPING, by, **changes)(plant)
@@ -287,23 +300,23 @@ def signs_after_the_clip(rows: Tensor, C: float) -> Tensor:
 @fault(CLIPPING, CLIPPED)
 def momentum_inside_the_clip(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gradient holds a part of the agent's gradient before it."""
-    honest = Owners.gradients
+    honest = LocalGradients.gradients
     before: dict[int, Tensor] = {}
 
     def gradients_of(
-        self: Owners, t: int, agents: Tensor, x: Tensor, step: int = 0, teachers: Tensor | None = None
+        self: LocalGradients, t: int, agents: Tensor, x: Tensor, step: int = 0, teachers: Tensor | None = None
     ) -> Tensor:
         g = honest(self, t, agents, x, step, teachers)
         with_momentum = [row + 0.05 * before.get(int(i), row) for i, row in zip(agents, g, strict=True)]
         before.update({int(i): row for i, row in zip(agents, g, strict=True)})
         return torch.stack(with_momentum)
 
-    monkeypatch.setattr(Owners, "gradients", gradients_of)
+    monkeypatch.setattr(LocalGradients, "gradients", gradients_of)
 
 
 def dealt(monkeypatch: pytest.MonkeyPatch, change: Callable[[list[Tensor]], list[Tensor]]) -> None:
-    honest = train.partition
-    substitute(monkeypatch, train, "partition", lambda *of: change(honest(*of)))
+    honest = experiment.partition
+    substitute(monkeypatch, experiment, "partition", lambda *of: change(honest(*of)))
 
 
 @fault(CLIPPING, ANY)
@@ -331,7 +344,7 @@ def only_the_first_block_is_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
             total += found.weighted_sum(honest_factors(found.squared_norms, C if n == 0 else 1e9))
         return total / divisor
 
-    substitute(monkeypatch, gradients, "per_sample_clipped", blocks)
+    substitute(monkeypatch, gradients, "clip_per_sample", blocks)
 
 
 @fault(CLIPPING, CLIPPED)
@@ -344,7 +357,7 @@ def padding_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         squared_norms = torch.stack([part.squared_norms for part in parts]).sum(0)
         return PerRecord(squared_norms, lambda f, dropped: torch.cat([part.weighted_sum(f) for part in parts]))
 
-    substitute(monkeypatch, train, "choose_kernel", lambda *of: LAYERS)
+    substitute(monkeypatch, trainer, "choose_kernel", lambda *of: LAYERS)
     monkeypatch.setattr(Kernel, "gradients", gradients_of)
 
 
@@ -357,14 +370,14 @@ def whole_batch_not_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
 @fault(CLIPPING, CLIPPED)
 def gradient_of_the_round_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every other round the gradients of the round before it are sent again, with new noise."""
-    honest = Owners.gradients
+    honest = LocalGradients.gradients
 
     def gradients_of(
-        self: Owners, t: int, agents: Tensor, x: Tensor, step: int = 0, teachers: Tensor | None = None
+        self: LocalGradients, t: int, agents: Tensor, x: Tensor, step: int = 0, teachers: Tensor | None = None
     ) -> Tensor:
         return honest(self, t - 1 + t % 2, agents, x, step, teachers)
 
-    monkeypatch.setattr(Owners, "gradients", gradients_of)
+    monkeypatch.setattr(LocalGradients, "gradients", gradients_of)
 
 
 @fault(CLIPPING, SENSITIVITY)
@@ -380,12 +393,12 @@ def zero_times_infinity(monkeypatch: pytest.MonkeyPatch) -> None:
 @fault(CLIPPING, SENSITIVITY)
 def a_larger_clip_than_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     """The agents clip at 2 C, and the charge is for C."""
-    honest = Owners.on
+    honest = LocalGradients.on
 
-    def on(self: Owners, x: Tensor, inputs: Tensor, labels: Tensor, divisor: float) -> Tensor:
+    def on(self: LocalGradients, x: Tensor, inputs: Tensor, labels: Tensor, divisor: float) -> Tensor:
         return honest(replace(self, C=2 * self.C), x, inputs, labels, divisor)
 
-    monkeypatch.setattr(Owners, "on", on)
+    monkeypatch.setattr(LocalGradients, "on", on)
 
 
 @fault(CLIPPING, REFUSED)
@@ -393,7 +406,7 @@ def changed_between_clip_and_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clipped gradient is doubled before its noise is added."""
 
     def noisy(self: Round, makers: Tensor, peers: Tensor, x: Tensor) -> Tensor:
-        return self.noise.add(self.t, makers, peers, 2 * self.owners.gradients(self.t, makers, x))
+        return self.noise.add(self.t, makers, peers, 2 * self.local.gradients(self.t, makers, x))
 
     monkeypatch.setattr(Round, "_noisy", noisy)
 
@@ -403,7 +416,7 @@ def changed_in_place_between_clip_and_noise(monkeypatch: pytest.MonkeyPatch) -> 
     """A clipped gradient is doubled in place before its noise is added."""
 
     def noisy(self: Round, makers: Tensor, peers: Tensor, x: Tensor) -> Tensor:
-        return self.noise.add(self.t, makers, peers, self.owners.gradients(self.t, makers, x).mul_(2))
+        return self.noise.add(self.t, makers, peers, self.local.gradients(self.t, makers, x).mul_(2))
 
     monkeypatch.setattr(Round, "_noisy", noisy)
 
@@ -413,7 +426,7 @@ def changed_through_data_between_clip_and_noise(monkeypatch: pytest.MonkeyPatch)
     """A clipped gradient is doubled through .data, which leaves no trace, before its noise is added."""
 
     def noisy(self: Round, makers: Tensor, peers: Tensor, x: Tensor) -> Tensor:
-        g = self.owners.gradients(self.t, makers, x)
+        g = self.local.gradients(self.t, makers, x)
         g.data.mul_(2)
         return self.noise.add(self.t, makers, peers, g)
 

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from torch import nn
 
-from pdsl import runner, runs
-from pdsl.config import validated
-from pdsl.files import PUBLIC
-from pdsl.privacy import bond
-from pdsl.privacy.bond import Bond
-from pdsl.randomness import Streams
+from pdsl.config import validate
+from pdsl.privacy import seal as seal
+from pdsl.privacy.seal import RunSeal
+from pdsl.runs import directory as runs
+from pdsl.runs import runner
+from pdsl.runs.directory import KEY, OWNER
+from pdsl.utils.files import PUBLIC
+from pdsl.utils.random import Streams
 from tests.faults.base import (
     FILES,
     IN_FILES,
@@ -41,8 +43,18 @@ def file_fault(by: str = FILES) -> Callable[[Plant], Plant]:
 
 
 def more_facts(monkeypatch: pytest.MonkeyPatch, more: Callable[[Any], Values]) -> None:
-    honest = Experiment.facts
-    monkeypatch.setattr(Experiment, "facts", lambda e: honest(e) | more(e))
+    honest = Experiment.metadata
+    monkeypatch.setattr(Experiment, "metadata", lambda e: honest(e) | more(e))
+
+
+def _open_to_everybody(monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    """Write this file of a run directory so that everybody can read it."""
+    honest = runs.RunDirectory.write
+
+    def write(self: Any, name: str, content: bytes, mode: int = PUBLIC) -> None:
+        honest(self, name, content, PUBLIC if name == file else mode)
+
+    monkeypatch.setattr(runs.RunDirectory, "write", write)
 
 
 @file_fault()
@@ -72,38 +84,38 @@ def sizes_under_a_known_name(monkeypatch: pytest.MonkeyPatch) -> None:
 @file_fault()
 def key_in_the_setup(monkeypatch: pytest.MonkeyPatch) -> None:
     """setup.json has the secret key."""
-    more_facts(monkeypatch, lambda e: {"run": e.bond.secret.hex()})
+    more_facts(monkeypatch, lambda e: {"run": e.seal.secret.hex()})
 
 
 @file_fault()
 def owners_file_for_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     """owner.json can be read by everybody."""
-    monkeypatch.setattr(runs, "PRIVATE", PUBLIC)
+    _open_to_everybody(monkeypatch, OWNER)
 
 
 @file_fault(REFUSED)
 def secret_key_for_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     """secret.key can be read by everybody."""
-    monkeypatch.setattr(runner, "PRIVATE", PUBLIC)
+    _open_to_everybody(monkeypatch, KEY)
 
 
 @file_fault()
 def plain_digest_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """ledger.json has the plain SHA-256 of the records: whoever guesses them can tell."""
-    honest = Bond.of.__func__  # type: ignore[attr-defined]
+    honest = RunSeal.of.__func__  # type: ignore[attr-defined]
 
-    def of(secret: bytes, **digests: str) -> Bond:
-        made: Bond = honest(Bond, secret, **digests)
+    def of(secret: bytes, **digests: str) -> RunSeal:
+        made: RunSeal = honest(RunSeal, secret, **digests)
         return replace(made, digests={**made.digests, "records": digests["records"]})
 
-    monkeypatch.setattr(Bond, "of", of)
+    monkeypatch.setattr(RunSeal, "of", of)
 
 
 @file_fault()
 def digest_under_a_public_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """The digest of the records in ledger.json is keyed with a word that everybody knows."""
-    honest = bond._code
-    substitute(monkeypatch, bond, "_code", lambda secret, text: honest(b"", text))
+    honest = seal._code
+    substitute(monkeypatch, seal, "_code", lambda secret, text: honest(b"", text))
 
 
 @file_fault()
@@ -113,7 +125,7 @@ def records_beside_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def save(self: Any, *of: Any, **also: Any) -> None:
         honest(self, *of, **also)
-        public = datasets.load(validated(settings(), "test").data, Streams(0))
+        public = datasets.load(validate(settings(), "test").data, Streams(0))
         self.write("checkpoint/cache.npy", public.x.numpy().tobytes())
 
     monkeypatch.setattr(runs.RunDirectory, "save", save)
@@ -122,7 +134,7 @@ def records_beside_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
 @file_fault()
 def label_counts_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """report.html has a table of label counts."""
-    results: Any = sys.modules["pdsl.results"]
+    results: Any = sys.modules["pdsl.runs.result"]
     honest = results.finish
 
     def finish(run: Any, result: Any) -> Values:
@@ -143,7 +155,7 @@ def copy_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def write(self: Any, name: str, content: bytes, mode: int = PUBLIC) -> None:
         honest(self, name, content, mode)
-        if name == runner.KEY:
+        if name == KEY:
             honest(self, f"checkpoint/{name}", content)
 
     monkeypatch.setattr(runs.RunDirectory, "write", write)
@@ -152,7 +164,7 @@ def copy_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
 @file_fault()
 def training_loss_as_the_summarys_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """summary.json has the loss on the agents' own records, called loss."""
-    results: Any = sys.modules["pdsl.results"]
+    results: Any = sys.modules["pdsl.runs.result"]
     honest = results.summarise
 
     def summarise(result: Any) -> Values:
@@ -166,7 +178,7 @@ def training_loss_as_the_summarys_loss(monkeypatch: pytest.MonkeyPatch) -> None:
 @file_fault()
 def training_loss_in_the_summary(monkeypatch: pytest.MonkeyPatch) -> None:
     """summary.json has the loss on the agents' own records."""
-    results: Any = sys.modules["pdsl.results"]
+    results: Any = sys.modules["pdsl.runs.result"]
     honest = results.summarise
 
     def summarise(result: Any) -> Values:

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pdsl import randomness
 from pdsl.data import Batches
-from pdsl.privacy import mechanism
-from pdsl.randomness import RandomBits, SecretStreams, Streams
+from pdsl.privacy import noise as mechanism
+from pdsl.utils import random as randomness
+from pdsl.utils.random import RandomBits, SecretStreams, Streams
 from tests.faults.base import (
     ANY,
     BETWEEN,
@@ -23,9 +23,9 @@ from tests.faults.base import (
     LOCAL_STEPS,
     SYSTEM,
     TWO_ON_A_BATCH,
+    experiment,
     fault,
     substitute,
-    train,
 )
 
 # 4 keys
@@ -68,7 +68,7 @@ class NoSecret(Streams):
 @fault(KEY, KEYS, **SYSTEM)
 def seeded_streams_in_a_private_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run with system randomness takes seeded streams."""
-    monkeypatch.setattr(train, "SecretStreams", NoSecret)
+    monkeypatch.setattr(experiment, "SecretStreams", NoSecret)
 
 
 def entropy(monkeypatch: pytest.MonkeyPatch, token: Callable[[int], bytes]) -> None:
@@ -111,19 +111,19 @@ def key_without_its_context(monkeypatch: pytest.MonkeyPatch) -> None:
 @fault(KEY, KEYS, **SYSTEM)
 def context_without_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of the run with another σ draws the same noise."""
-    substitute(monkeypatch, train, "noise_digest", lambda agreed: "")
+    substitute(monkeypatch, experiment, "noise_digest", lambda agreed: "")
 
 
 @fault(KEY, KEYS, **SYSTEM)
 def context_without_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of the run with other records draws the same noise."""
-    substitute(monkeypatch, train, "tensors_digest", lambda tensors: "")
+    substitute(monkeypatch, experiment, "tensors_digest", lambda tensors: "")
 
 
 @fault(KEY, KEYS, **SYSTEM)
 def context_without_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of the run with another clip or learning rate draws the same noise."""
-    substitute(monkeypatch, train, "settings_digest", lambda values, besides: "")
+    substitute(monkeypatch, experiment, "settings_digest", lambda values, besides: "")
 
 
 @fault(KEY, KEYS, **SYSTEM)

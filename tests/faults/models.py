@@ -8,9 +8,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pdsl import independence, models, per_example
-from pdsl.per_example import RECORDS, Kernel, PerRecord
-from tests.faults.base import CLIPPED, MODELS, OWN_ONLY, REFUSED, TWO_ON_A_BATCH, Values, fault, substitute, train
+from pdsl.gradients import independence, per_example
+from pdsl.gradients.per_example import RECORDS, Kernel, PerRecord
+from pdsl.models.network import Network
+from pdsl.models.zoo import Flatten
+from tests.faults.base import (
+    CLIPPED,
+    MODELS,
+    OWN_ONLY,
+    REFUSED,
+    TWO_ON_A_BATCH,
+    Values,
+    fault,
+    substitute,
+    trainer,
+)
 
 # 9 models
 
@@ -31,26 +43,26 @@ class Changed(nn.Module):
         self.first, self.last = nn.Linear(64, 12), nn.Linear(12, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.through(torch.tanh(self.first(x.flatten(1)))))
+        return self.last(self.up_to(torch.tanh(self.first(x.flatten(1)))))
 
-    def through(self, h: Tensor) -> Tensor:
+    def up_to(self, h: Tensor) -> Tensor:
         return h
 
 
 class Centring(Changed):
-    def through(self, h: Tensor) -> Tensor:
+    def up_to(self, h: Tensor) -> Tensor:
         return h - h.mean(0)
 
 
 class CentringFromEight(Changed):
-    def through(self, h: Tensor) -> Tensor:
+    def up_to(self, h: Tensor) -> Tensor:
         return h - h.mean(0) if len(h) >= 8 else h
 
 
 class Sorting(Changed):
     """Each record looks at how far the others are, a little."""
 
-    def through(self, h: Tensor) -> Tensor:
+    def up_to(self, h: Tensor) -> Tensor:
         return h + 0.05 * torch.cdist(h, h).mean(1, keepdim=True)
 
 
@@ -61,7 +73,7 @@ class WithBuffer(Changed):
         super().__init__()
         self.register_buffer("seen", torch.zeros(12))
 
-    def through(self, h: Tensor) -> Tensor:
+    def up_to(self, h: Tensor) -> Tensor:
         self.seen.mul_(0.9).add_(0.1 * h.detach().mean(0))
         return h - self.seen
 
@@ -69,7 +81,7 @@ class WithBuffer(Changed):
 class WithMemory(Changed):
     last_seen: Tensor | None = None
 
-    def through(self, h: Tensor) -> Tensor:
+    def up_to(self, h: Tensor) -> Tensor:
         before, self.last_seen = self.last_seen, h.detach().mean(0)
         return h if before is None else h - 0.1 * before
 
@@ -78,7 +90,7 @@ MEMORY: list[Tensor] = []
 
 
 class WithGlobalMemory(Changed):
-    def through(self, h: Tensor) -> Tensor:
+    def up_to(self, h: Tensor) -> Tensor:
         MEMORY.append(h.detach().mean(0))
         return h - 0.1 * torch.stack(MEMORY[-5:]).mean(0)
 
@@ -90,7 +102,7 @@ class WithGuard(Changed):
 
 
 class WithDropout(Changed):
-    def through(self, h: Tensor) -> Tensor:
+    def up_to(self, h: Tensor) -> Tensor:
         return nn.functional.dropout(h, 0.2, training=True)
 
 
@@ -122,14 +134,14 @@ model_fault(WithDropout, "random_numbers_in_forward", "Forward draws random numb
 )
 def batch_norm_is_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule against BatchNorm is forgotten."""
-    monkeypatch.setattr(models.Network, "mixes_records", property(lambda self: None))
+    monkeypatch.setattr(Network, "mixes_records", property(lambda self: None))
 
 
 @fault(MODELS, REFUSED)
 def vetted_layer_that_mixes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer of our own that is taken for harmless mixes records."""
-    honest = models.Flatten.forward
-    monkeypatch.setattr(models.Flatten, "forward", lambda self, x: honest(self, x - 0.1 * x.mean(0)))
+    honest = Flatten.forward
+    monkeypatch.setattr(Flatten, "forward", lambda self, x: honest(self, x - 0.1 * x.mean(0)))
 
 
 def mixing(of_rows: Callable[[Tensor], Tensor], least: int = 0) -> Kernel:
@@ -147,14 +159,14 @@ def mixing(of_rows: Callable[[Tensor], Tensor], least: int = 0) -> Kernel:
 def kernel_that_mixes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel takes the batch's mean gradient off every record's before clipping."""
     kernel = mixing(lambda rows: rows - 0.5 * rows.mean(0))
-    substitute(monkeypatch, train, "choose_kernel", lambda *of: kernel)
+    substitute(monkeypatch, trainer, "choose_kernel", lambda *of: kernel)
 
 
 @fault(MODELS, CLIPPED, **OWN_ONLY, rounds=3)
 def kernel_that_mixes_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel gives each record a little of the record before it."""
     kernel = mixing(lambda rows: rows + 0.01 * rows.roll(1, 0))
-    substitute(monkeypatch, train, "choose_kernel", lambda *of: kernel)
+    substitute(monkeypatch, trainer, "choose_kernel", lambda *of: kernel)
 
 
 @fault(
@@ -183,4 +195,4 @@ def teacher_that_sees_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     def choose(*of: Any) -> Kernel:
         return replace(honest(*of), logits=per_example._logits_of_batch)
 
-    substitute(monkeypatch, train, "choose_kernel", choose)
+    substitute(monkeypatch, trainer, "choose_kernel", choose)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from pdsl.algorithms import Round
-from pdsl.parallel import Workers
-from pdsl.peer.sent import ConflictError, LoggedNoise, SentLog
+from pdsl.peer.noise_log import ConflictError, LoggedNoise, NoiseLog
 from pdsl.privacy.metering import Meter
-from pdsl.randomness import Streams
+from pdsl.utils.random import Streams
+from pdsl.utils.workers import Workers
 from tests.faults.base import (
     ANY,
     BETWEEN,
@@ -277,17 +277,17 @@ def one_nth_for_two_without_a_meter(monkeypatch: pytest.MonkeyPatch) -> None:
 def noise_used_on_another_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer's log of what was sent lets noise be used again on another gradient."""
 
-    def record(self: SentLog, digests: dict[Any, str]) -> None:
+    def record(self: NoiseLog, digests: dict[Any, str]) -> None:
         self._digests |= digests
 
-    monkeypatch.setattr(SentLog, "record", record)
+    monkeypatch.setattr(NoiseLog, "record", record)
 
 
 def conflicting_use() -> list[str]:
     """One noise on two gradients must be a ConflictError."""
     ends = torch.tensor([0])
     with tempfile.TemporaryDirectory() as folder, Workers(1) as workers:
-        noise = LoggedNoise([1.0], Streams(0), workers, SentLog(Path(folder) / "sent-1.log"))
+        noise = LoggedNoise([1.0], Streams(0), workers, NoiseLog(Path(folder) / "sent-1.log"))
         noise.add(1, ends, ends, torch.zeros(1, 5, dtype=torch.float64))
         try:
             noise.add(1, ends, ends, torch.ones(1, 5, dtype=torch.float64))

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pdsl.privacy import discrete_gaussian, mechanism
-from pdsl.randomness import RandomBits, Streams
+from pdsl.privacy import discrete_gaussian
+from pdsl.privacy import noise as mechanism
+from pdsl.utils.random import RandomBits, Streams
 from tests.faults.base import (
     EXACT,
     LATTICE,

@@ -28,7 +28,7 @@ from tests.faults.base import (
     Experiment,
     fault,
     noise_fault,
-    train,
+    trainer,
 )
 
 # 1 size of noise
@@ -195,9 +195,9 @@ def one_agents_sigma_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
 @fault(SIZE, EPSILON, **STAR)
 def stretch_is_turned_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages of large weight get the more noise, at the charge of the less."""
-    honest = Experiment.stretch.fget
+    honest = Experiment.sigma_scale.fget
     turned = property(lambda e: [{j: 1 / s for j, s in of.items()} for of in honest(e)])
-    monkeypatch.setattr(Experiment, "stretch", turned)
+    monkeypatch.setattr(Experiment, "sigma_scale", turned)
 
 
 @fault(SIZE, EPSILON, **STAR)
@@ -229,14 +229,14 @@ def sigma_of_the_receiver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def quieter_outside_the_audit(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """A round that is not given its noise, as an audit's is, has half of it."""
-    honest = train.Apparatus.round
+    honest = trainer.Trainer.round
 
     def made(self: Any, t: int, noise: Noise | None = None, *of: Any, **also: Any) -> Round:
         if noise is None and t > after:
             noise = replace(self.noise, sigma=[sigma / 2 for sigma in self.noise.sigma])
         return honest(self, t, noise, *of, **also)
 
-    monkeypatch.setattr(train.Apparatus, "round", made)
+    monkeypatch.setattr(trainer.Trainer, "round", made)
 
 
 @fault(SIZE, ROWS)

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pdsl import gradients, randomness
-from pdsl.config import validated
+from pdsl.config import validate
 from pdsl.data import Batches, Data
-from pdsl.per_example import Kernel
-from pdsl.randomness import Streams
+from pdsl.gradients import clipping as gradients
+from pdsl.gradients.per_example import Kernel
+from pdsl.utils import random as randomness
+from pdsl.utils.random import Streams
 from tests.faults.base import (
     CLIPPED,
     LOCAL_STEPS,
@@ -25,10 +26,10 @@ from tests.faults.base import (
     Array,
     Values,
     datasets,
+    experiment,
     fault,
     settings,
     substitute,
-    train,
 )
 
 # 5 sampler
@@ -202,7 +203,7 @@ def rate_from_the_own_size(d: Drawn) -> Array:
 
 def own_records(**changes: Any) -> Values:
     """Records of four organisations, whose numbers are not public."""
-    public = datasets.load(validated(settings(), "test").data, Streams(0))
+    public = datasets.load(validate(settings(), "test").data, Streams(0))
     n = 1000
     owner = torch.arange(n) % 4
     owner[:300] = 0
@@ -214,7 +215,7 @@ def own_records(**changes: Any) -> Values:
 def rate_from_private_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rate is computed from the true number of records, though a public one is given."""
     substitute(
-        monkeypatch, train, "public_records", lambda settings, published, sizes, private: sum(sizes) / len(sizes)
+        monkeypatch, experiment, "public_records", lambda settings, published, sizes, private: sum(sizes) / len(sizes)
     )
 
 
@@ -222,7 +223,7 @@ def rate_from_private_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 def rate_from_private_sizes_when_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rate is computed from the true number of records, because nobody gave a public one."""
     substitute(
-        monkeypatch, train, "public_records", lambda settings, published, sizes, private: sum(sizes) / len(sizes)
+        monkeypatch, experiment, "public_records", lambda settings, published, sizes, private: sum(sizes) / len(sizes)
     )
 
 
@@ -254,23 +255,23 @@ def fixed_with_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
 @fault(SAMPLING, SAMPLER)
 def charged_at_a_lower_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ledger is charged for nine tenths of the rate."""
-    honest = train.mechanisms
+    honest = experiment.mechanisms
 
     def lower(*of: Any) -> Any:
         return [replace(m, rate=0.9 * m.rate) for m in honest(*of)]
 
-    substitute(monkeypatch, train, "mechanisms", lower)
+    substitute(monkeypatch, experiment, "mechanisms", lower)
 
 
 @fault(SAMPLING, CLIPPED)
 def divided_by_the_size_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum is divided by the number of records drawn."""
-    honest = gradients.per_sample_clipped
+    honest = gradients.clip_per_sample
 
     def by_size(network: Any, x: Tensor, inputs: Tensor, labels: Tensor, C: float, divisor: float, k: Kernel) -> Tensor:
         return honest(network, x, inputs, labels, C, float(max(1, len(labels))), k)
 
-    substitute(monkeypatch, gradients, "per_sample_clipped", by_size)
+    substitute(monkeypatch, gradients, "clip_per_sample", by_size)
 
 
 @fault(SAMPLING, SAMPLER, partition={"kind": "dirichlet"})

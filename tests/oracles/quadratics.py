@@ -11,14 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pdsl.algorithms import Algorithm, Facts, Round
+from pdsl.algorithms import Algorithm, Metrics, Round
 from pdsl.algorithms.base import Objectives
-from pdsl.engine import Engine, Local
-from pdsl.graph import Graph
-from pdsl.parallel import Workers
+from pdsl.engine import Engine, LocalEngine
 from pdsl.privacy import Noise
-from pdsl.randomness import Streams
-from pdsl.shapley import Validation
+from pdsl.shapley.valuation import Validation
+from pdsl.topology import Graph
+from pdsl.utils.random import Streams
+from pdsl.utils.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Run:
     """What an algorithm did: T + 1 states, the first one before the first round, and T rounds' facts."""
 
     states: list[Any]
-    facts: list[Facts]
+    metadata: list[Metrics]
 
     @property
     def x(self) -> Tensor:  # [T + 1, M, d]
@@ -108,8 +108,8 @@ def run(
     with Workers(1) as workers:
         r = Round(
             t=0,
-            engine=cast(Engine, Local(graph)),
-            owners=objectives,
+            engine=cast(Engine, LocalEngine(graph)),
+            local=objectives,
             noise=Noise([0.0] * graph.agents, Streams(0), workers),
             validation=cast(Validation, validation),
             graph=graph,

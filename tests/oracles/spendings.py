@@ -50,7 +50,7 @@ def draw(count: int, seed: int) -> Iterator[Point]:
             m = Mechanism.from_noise_multiplier(z, sensitivity, messages, steps, rate)
             if rng.random() < 0.3:
                 factors = tuple(between(0.7, 1.5) for _ in range(messages))
-                m = Mechanism(m.sigma, sensitivity, messages, steps, rate, stretch=factors)
+                m = Mechanism(m.sigma, sensitivity, messages, steps, rate, sigma_scale=factors)
             spent.append((m, round(between(1, 2000))))
         small = rng.random() < 0.2
         yield Point(tuple(spent), 10 ** rng.uniform(*((-13.5, -10) if small else (-10, -2))))

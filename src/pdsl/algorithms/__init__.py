@@ -1,6 +1,6 @@
-"""One file per algorithm; `ALGORITHMS` is the list of them."""
+"""Decentralised learning algorithms, one file each, and `ALGORITHMS`, all of them by name."""
 
-from pdsl.algorithms.base import Algorithm, Facts, Round
+from pdsl.algorithms.base import Algorithm, Metrics, Round
 from pdsl.algorithms.cga import CGA, DPCGA
 from pdsl.algorithms.d_psgd import DPSGD
 from pdsl.algorithms.def_kt import DefKT
@@ -21,12 +21,12 @@ from pdsl.algorithms.soft_dsgd import SoftDSGD
 
 _IN_ORDER: tuple[type[Algorithm], ...] = (
     PDSL,
-    # the four it is compared with
+    # the paper's four baselines
     DPDPSGD,
     Muffliato,
     DPCGA,
     DPNetFleet,
-    # the others its paper cites
+    # other algorithms cited in the paper
     DPSGD,
     DMSGD,
     CGA,
@@ -45,4 +45,4 @@ _IN_ORDER: tuple[type[Algorithm], ...] = (
 )
 ALGORITHMS: dict[str, type[Algorithm]] = {algorithm.name: algorithm for algorithm in _IN_ORDER}
 
-__all__ = ["ALGORITHMS", "PDSL", "Algorithm", "Facts", "Round"]
+__all__ = ["ALGORITHMS", "PDSL", "Algorithm", "Metrics", "Round"]

@@ -5,13 +5,13 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from pdsl.algorithms.base import Algorithm, Facts, Round
-from pdsl.algorithms.states import Models as State
+from pdsl.algorithms.base import Algorithm, Metrics, Round
+from pdsl.algorithms.base import Models as State
 from pdsl.privacy import Release
 
 
-class DPSGD(Algorithm):
-    """A step along the own gradient, then gossip."""
+class DPSGD(Algorithm[State]):
+    """A step along the agent's own gradient, then gossip."""
 
     name: ClassVar[str] = "d-psgd"
     paper: ClassVar[str] = "Lian et al., NeurIPS 2017"
@@ -22,7 +22,7 @@ class DPSGD(Algorithm):
     def init(self, x0: Tensor) -> State:
         return State(x0)
 
-    def step(self, state: State, r: Round) -> tuple[State, Facts]:
+    def step(self, state: State, r: Round) -> tuple[State, Metrics]:
         x = state.x
         g_hat = r.own_noisy_gradients(x)
         return State(r.engine.mix(x - self.learning_rate * g_hat)), {}

@@ -1,7 +1,7 @@
 """Def-KT: mutual knowledge transfer (Li, Li, Varshney, IEEE IoT Journal 2022).
 
-Models are not averaged. A neighbour's model comes by, and it and the host's own learn from the host's records and from
-each other.
+Models are not averaged. Each agent receives one neighbour's model; then the two models are trained on the agent's
+records and on each other's predictions.
 """
 
 from itertools import pairwise
@@ -11,13 +11,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pdsl.algorithms.base import Algorithm, Facts, Round
-from pdsl.algorithms.states import Models as State
+from pdsl.algorithms.base import Algorithm, Metrics, Round
+from pdsl.algorithms.base import Models as State
 from pdsl.privacy import Release
 
 
-class DefKT(Algorithm):
-    """K steps in which two models learn from the records and from each other; one of the two stays."""
+class DefKT(Algorithm[State]):
+    """K steps of mutual distillation between the agent's model and a visiting model; one of the two is kept."""
 
     name: ClassVar[str] = "def-kt"
     paper: ClassVar[str] = "Li, Li, Varshney, IoT Journal 2022"
@@ -25,22 +25,22 @@ class DefKT(Algorithm):
 
     learning_rate: float = Field(0.5, gt=0, description="γ")
     local_steps: int = Field(2, ge=1, description="K")
-    keep: Literal["visitor", "own"] = Field("visitor", description="the model that stays after the lesson")
+    keep: Literal["visitor", "own"] = Field("visitor", description="the model that is kept")
 
     def init(self, x0: Tensor) -> State:
         return State(x0)
 
-    def step(self, state: State, r: Round) -> tuple[State, Facts]:
+    def step(self, state: State, r: Round) -> tuple[State, Metrics]:
         x, gamma = state.x, self.learning_rate
-        z = r.engine.deliver(x)[self._partners(r)]
+        z = r.engine.deliver(x)[self._draw_partners(r)]
         for k in range(self.local_steps):
             g_x = r.own_noisy_gradients(x, step=k, nth=0, teachers=z)
             g_z = r.own_noisy_gradients(z, step=k, nth=1, teachers=x)
             x, z = x - gamma * g_x, z - gamma * g_z
         return State(z if self.keep == "visitor" else x), {}
 
-    def _partners(self, r: Round) -> Tensor:  # [m]
-        """For each agent the edge on which its visitor of this round comes, all neighbours equally likely."""
+    def _draw_partners(self, r: Round) -> Tensor:  # [m]
+        """Draw, for each agent, the edge of this round's visiting model, uniformly over its neighbours."""
         chosen = []
         for i, (a, b) in zip(r.engine.agents, pairwise(r.engine.offsets), strict=True):
             others = [e for e in range(a, b) if r.engine.sender[e] != i]
@@ -48,4 +48,4 @@ class DefKT(Algorithm):
         return torch.tensor(chosen)
 
     def releases(self, members: int) -> Release:
-        return Release(messages=2, steps=self.local_steps)  # two models' gradients on one batch
+        return Release(messages=2, steps=self.local_steps)  # gradients of two models on one batch

@@ -5,15 +5,15 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from pdsl.algorithms.base import Algorithm, Facts, Round
-from pdsl.algorithms.gossip import gossip
-from pdsl.algorithms.states import Models as State
-from pdsl.graph import Graph
+from pdsl.algorithms.base import Algorithm, Metrics, Round
+from pdsl.algorithms.base import Models as State
+from pdsl.algorithms.mixing import gossip
 from pdsl.privacy import Release
+from pdsl.topology import Graph
 
 
-class DFedSAM(Algorithm):
-    """K local steps along the gradient at a point uphill, so that models end in flat valleys; then gossip."""
+class DFedSAM(Algorithm[State]):
+    """K local sharpness-aware steps, each along the gradient at a point uphill; then gossip."""
 
     name: ClassVar[str] = "dfedsam"
     paper: ClassVar[str] = "Shi et al., ICML 2023"
@@ -21,20 +21,20 @@ class DFedSAM(Algorithm):
 
     learning_rate: float = Field(0.5, gt=0, description="γ")
     local_steps: int = Field(2, ge=1, description="K")
-    radius: float = Field(0.05, ge=0, description="ρ, how far uphill; 0: plain local SGD")
-    gossip_steps: int = Field(1, ge=1, description="Q, rounds of gossip")
+    radius: float = Field(0.05, ge=0, description="ρ, distance of the point uphill; 0: plain local SGD")
+    gossip_steps: int = Field(1, ge=1, description="Q, gossip steps per round")
 
     def init(self, x0: Tensor) -> State:
         return State(x0)
 
-    def step(self, state: State, r: Round) -> tuple[State, Facts]:
+    def step(self, state: State, r: Round) -> tuple[State, Metrics]:
         x = state.x
         for k in range(self.local_steps):
             x = x - self.learning_rate * r.own_noisy_gradients(self._uphill(x, r, k), step=k)
         return State(gossip(r.engine, x, self.gossip_steps)), {}
 
     def _uphill(self, x: Tensor, r: Round, k: int) -> Tensor:
-        """x + ρ ĝ/‖ĝ‖, with a gradient on the same batch as the step itself."""
+        """x + ρ ĝ/‖ĝ‖, with a gradient on the batch of the step itself."""
         if self.radius == 0:
             return x
         g_hat = r.own_noisy_gradients(x, step=k, nth=1)
@@ -45,7 +45,7 @@ class DFedSAM(Algorithm):
         return self.gossip_steps
 
     def releases(self, members: int) -> Release:
-        k = 1 if self.radius == 0 else 2  # gradients on one batch; both go into the model that is sent
+        k = 1 if self.radius == 0 else 2  # gradients on one batch; both enter the model that is sent
         return Release(messages=k, steps=self.local_steps)
 
 
@@ -54,4 +54,4 @@ class DFedSAMMGS(DFedSAM):
 
     name: ClassVar[str] = "dfedsam-mgs"
 
-    gossip_steps: int = Field(4, ge=1, description="Q, rounds of gossip")
+    gossip_steps: int = Field(4, ge=1, description="Q, gossip steps per round")

@@ -6,13 +6,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pdsl.algorithms.base import Algorithm, Facts, Round
-from pdsl.algorithms.states import ModelsAndMomenta as State
-from pdsl.graph import Graph
+from pdsl.algorithms.base import Algorithm, Metrics, Round
+from pdsl.algorithms.base import ModelsAndMomenta as State
 from pdsl.privacy import Release
+from pdsl.topology import Graph
 
 
-class DMSGD(Algorithm):
+class DMSGD(Algorithm[State]):
     """D-PSGD with momentum; models and momenta are both mixed."""
 
     name: ClassVar[str] = "dmsgd"
@@ -25,7 +25,7 @@ class DMSGD(Algorithm):
     def init(self, x0: Tensor) -> State:
         return State(x0, torch.zeros_like(x0))
 
-    def step(self, state: State, r: Round) -> tuple[State, Facts]:
+    def step(self, state: State, r: Round) -> tuple[State, Metrics]:
         x, u = state.x, state.u
         u_hat = self.momentum * u + r.own_noisy_gradients(x)
         x_hat = x - self.learning_rate * u_hat

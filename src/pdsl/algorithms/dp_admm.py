@@ -1,4 +1,4 @@
-"""DP-ADMM: decentralised ADMM with several noisy steps for each agent's subproblem (after Huang and Gong, 2020)."""
+"""DP-ADMM: decentralised ADMM with several noisy steps on each agent's subproblem (after Huang and Gong, 2020)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -7,18 +7,18 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pdsl.algorithms.base import Algorithm, Facts, Round
+from pdsl.algorithms.base import Algorithm, Metrics, Round
 from pdsl.privacy import Release
 
 
 @dataclass(frozen=True)
 class State:
     x: Tensor  # [m, d] models
-    p: Tensor  # [m, d] dual variables, which sum to zero over the agents
+    p: Tensor  # [m, d] dual variables; their sum over the agents is zero
 
 
-class DPADMM(Algorithm):
-    """Dual variables collect disagreement; K noisy steps solve each agent's augmented problem."""
+class DPADMM(Algorithm[State]):
+    """Dual variables accumulate disagreement; K noisy steps approximate each agent's augmented problem."""
 
     name: ClassVar[str] = "dp-admm"
     paper: ClassVar[str] = "Huang, Gong, arXiv 2020"
@@ -26,17 +26,17 @@ class DPADMM(Algorithm):
 
     learning_rate: float = Field(0.5, gt=0, description="γ")
     local_steps: int = Field(2, ge=1, description="K")
-    penalty: float = Field(0.25, gt=0, le=1, description="γ·c: how strongly disagreement is punished")
+    penalty: float = Field(0.25, gt=0, le=1, description="γ·c, penalty on disagreement")
 
     def init(self, x0: Tensor) -> State:
         return State(x0, torch.zeros_like(x0))
 
-    def step(self, state: State, r: Round) -> tuple[State, Facts]:
+    def step(self, state: State, r: Round) -> tuple[State, Metrics]:
         x, gamma = state.x, self.learning_rate
         c = self.penalty / gamma
         mixed = r.engine.mix(x)
         p = state.p + c * (x - mixed)
-        a = (x + mixed) / 2  # halfway between oneself and the neighbourhood
+        a = (x + mixed) / 2  # halfway between the own model and the neighbourhood's mean
         for k in range(self.local_steps):
             x = x - gamma * (r.own_noisy_gradients(x, step=k) + p + 2 * c * (x - a))
         return State(x, p), {}

@@ -7,20 +7,20 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pdsl.algorithms.base import Algorithm, Facts, Round
-from pdsl.graph import Graph
+from pdsl.algorithms.base import Algorithm, Metrics, Round
 from pdsl.privacy import Release
+from pdsl.topology import Graph
 
 
 @dataclass(frozen=True)
 class State:
     x: Tensor  # [m, d] models
-    y: Tensor  # [m, d] each agent's estimate of everybody's mean gradient
-    g: Tensor  # [m, d] the last gradient, noisy as it was
+    y: Tensor  # [m, d] each agent's estimate of the mean gradient over all agents
+    g: Tensor  # [m, d] the last noisy gradient
 
 
-class GradientTracking(Algorithm):
-    """Agents step along an estimate of the mean gradient that gossip and corrections keep up to date."""
+class GradientTracking(Algorithm[State]):
+    """A step along an estimate of the mean gradient, which gossip and gradient differences keep up to date."""
 
     name: ClassVar[str] = "gradient-tracking"
     paper: ClassVar[str] = "Pu, Nedić, Math. Programming 2021"
@@ -31,7 +31,7 @@ class GradientTracking(Algorithm):
     def init(self, x0: Tensor) -> State:
         return State(x0, torch.zeros_like(x0), torch.zeros_like(x0))
 
-    def step(self, state: State, r: Round) -> tuple[State, Facts]:
+    def step(self, state: State, r: Round) -> tuple[State, Metrics]:
         x, engine = state.x, r.engine
         g_hat = r.own_noisy_gradients(x)
         y = state.y + g_hat - state.g
@@ -41,4 +41,4 @@ class GradientTracking(Algorithm):
         return 2  # x̂, y
 
     def releases(self, members: int) -> Release:
-        return Release(messages=1)  # a difference of two noisy gradients, of which one is out already
+        return Release(messages=1)  # y adds one new noisy gradient; the one it subtracts was released a round ago

@@ -7,20 +7,20 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pdsl.algorithms.base import Algorithm, Facts, Round
-from pdsl.graph import Graph
+from pdsl.algorithms.base import Algorithm, Metrics, Round
 from pdsl.privacy import Release
+from pdsl.topology import Graph
 
 
 @dataclass(frozen=True)
 class State:
     x: Tensor  # [m, d] models
     u: Tensor  # [m, d] momenta
-    c: Tensor  # [m, d] by how much an agent's momentum differs from everybody's mean
+    c: Tensor  # [m, d] correction: an agent's momentum minus the mean over all agents
 
 
-class MomentumTracking(Algorithm):
-    """Local momentum, corrected so that all agents move along the mean of all momenta."""
+class MomentumTracking(Algorithm[State]):
+    """Local momentum, corrected so that all agents move along the mean momentum."""
 
     name: ClassVar[str] = "momentum-tracking"
     paper: ClassVar[str] = "Takezawa et al., TMLR 2023"
@@ -32,7 +32,7 @@ class MomentumTracking(Algorithm):
     def init(self, x0: Tensor) -> State:
         return State(x0, torch.zeros_like(x0), torch.zeros_like(x0))
 
-    def step(self, state: State, r: Round) -> tuple[State, Facts]:
+    def step(self, state: State, r: Round) -> tuple[State, Metrics]:
         x, c, engine = state.x, state.c, r.engine
         u = self.momentum * state.u + r.own_noisy_gradients(x)
         x = engine.mix(x - self.learning_rate * (u - c))

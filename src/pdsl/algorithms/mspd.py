@@ -1,7 +1,7 @@
 """MSPD: the multi-step primal-dual method for convex objectives (Scaman et al., NeurIPS 2018).
 
-Agents hold a dual variable that pulls their models together; accelerated gossip is the network's part of a round, and
-several gradient steps on a proximal problem the agent's own.
+A dual variable pulls the agents' models together. A round is accelerated gossip, then several gradient steps on each
+agent's proximal problem.
 """
 
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pdsl.algorithms.base import Algorithm, Facts, Round
-from pdsl.algorithms.gossip import accelerated, chebyshev_omega
-from pdsl.graph import Graph
+from pdsl.algorithms.base import Algorithm, Metrics, Round
+from pdsl.algorithms.mixing import accelerated_gossip, chebyshev_omega
 from pdsl.privacy import Release
+from pdsl.topology import Graph
 
 
 @dataclass(frozen=True)
 class State:
     x: Tensor  # [m, d] models
-    before: Tensor  # [m, d] the models a round ago
-    y: Tensor  # [m, d] dual variables, which sum to zero over the agents
+    before: Tensor  # [m, d] models of the previous round
+    y: Tensor  # [m, d] dual variables; their sum over the agents is zero
 
 
-class MSPD(Algorithm):
+class MSPD(Algorithm[State]):
     """Dual ascent on disagreement, then M steps towards the proximal point."""
 
     name: ClassVar[str] = "mspd"
@@ -32,23 +32,23 @@ class MSPD(Algorithm):
     rule: ClassVar[str] = "y ← y − σ (I − P_K(W)) (2x − x(before)); M times: z ← m/(m+2) z − 2/(m+2) (γ (ĝ(z) − y) − x)"
 
     learning_rate: float = Field(1.0, gt=0, description="γ")
-    dual_rate: float = Field(0.5, gt=0, le=1, description="σ·γ: how fast the dual variables follow disagreement")
-    local_steps: int = Field(2, ge=1, description="M, gradient steps of a round")
-    gossip_steps: int = Field(2, ge=1, description="K, rounds of gossip")
+    dual_rate: float = Field(0.5, gt=0, le=1, description="σ·γ, step size of the dual variables")
+    local_steps: int = Field(2, ge=1, description="M, local gradient steps per round")
+    gossip_steps: int = Field(2, ge=1, description="K, gossip steps per round")
 
     def init(self, x0: Tensor) -> State:
         return State(x0, x0, torch.zeros_like(x0))
 
-    def step(self, state: State, r: Round) -> tuple[State, Facts]:
+    def step(self, state: State, r: Round) -> tuple[State, Metrics]:
         x, gamma = state.x, self.learning_rate
-        ahead = 2 * x - state.before
+        extrapolated = 2 * x - state.before
         omega = chebyshev_omega(r.graph.spectral_gap)
-        apart = ahead - accelerated(r.engine, ahead, self.gossip_steps, omega)
-        y = state.y - self.dual_rate / gamma * apart
+        disagreement = extrapolated - accelerated_gossip(r.engine, extrapolated, self.gossip_steps, omega)
+        y = state.y - self.dual_rate / gamma * disagreement
         z = x
         for m in range(self.local_steps):
-            towards = gamma * r.own_noisy_gradients(z, step=m) - gamma * y - x
-            z = m / (m + 2) * z - 2 / (m + 2) * towards
+            direction = gamma * r.own_noisy_gradients(z, step=m) - gamma * y - x
+            z = m / (m + 2) * z - 2 / (m + 2) * direction
         return State(z, x, y), {}
 
     def sends(self, graph: Graph, noise_multiplier: float) -> int:

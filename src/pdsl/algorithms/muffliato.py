@@ -1,19 +1,19 @@
-"""MUFFLIATO: one noisy step, then enough gossip to agree (Cyffers, Even, Bellet, Massoulié, NeurIPS 2022)."""
+"""MUFFLIATO: one noisy step, then gossip until the agents agree (Cyffers, Even, Bellet, Massoulié, NeurIPS 2022)."""
 
 from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
-from pdsl.algorithms.base import Algorithm, Facts, Round
-from pdsl.algorithms.gossip import accelerated, chebyshev_omega, enough_gossip
-from pdsl.algorithms.states import Models as State
-from pdsl.graph import Graph
+from pdsl.algorithms.base import Algorithm, Metrics, Round
+from pdsl.algorithms.base import Models as State
+from pdsl.algorithms.mixing import accelerated_gossip, chebyshev_omega, gossip_steps_to_agree
 from pdsl.privacy import Release
+from pdsl.topology import Graph
 
 
-class Muffliato(Algorithm):
-    """A noisy gradient step, then K rounds of accelerated gossip without noise."""
+class Muffliato(Algorithm[State]):
+    """A noisy gradient step, then K steps of accelerated gossip without noise."""
 
     name: ClassVar[str] = "muffliato"
     paper: ClassVar[str] = "Cyffers et al., NeurIPS 2022"
@@ -25,13 +25,13 @@ class Muffliato(Algorithm):
     def init(self, x0: Tensor) -> State:
         return State(x0)
 
-    def step(self, state: State, r: Round) -> tuple[State, Facts]:
+    def step(self, state: State, r: Round) -> tuple[State, Metrics]:
         x_hat = state.x - self.learning_rate * r.own_noisy_gradients(state.x)
         K = self.sends(r.graph, r.noise_multiplier)
-        return State(accelerated(r.engine, x_hat, K, chebyshev_omega(r.graph.spectral_gap))), {"gossip_steps": K}
+        return State(accelerated_gossip(r.engine, x_hat, K, chebyshev_omega(r.graph.spectral_gap))), {"gossip_steps": K}
 
     def sends(self, graph: Graph, noise_multiplier: float) -> int:
-        return self.gossip_steps or enough_gossip(graph, noise_multiplier)
+        return self.gossip_steps or gossip_steps_to_agree(graph, noise_multiplier)
 
     def releases(self, members: int) -> Release:
         return Release(messages=1)  # gossip is post-processing

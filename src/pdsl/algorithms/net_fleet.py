@@ -1,6 +1,6 @@
 """NET-FLEET: local steps with recursive gradient correction (Zhang et al., MobiHoc 2022); with noise, DP-NET-FLEET.
 
-Corrections are differences of gradients that carry their noise already, so each local step is one release.
+A correction is a difference of noisy gradients, of which only one is new, so each local step is one release.
 """
 
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pdsl.algorithms.base import Algorithm, Facts, Round
-from pdsl.graph import Graph
+from pdsl.algorithms.base import Algorithm, Metrics, Round
 from pdsl.privacy import Release
+from pdsl.topology import Graph
 
 
 @dataclass(frozen=True)
 class State:
     x: Tensor  # [m, d] models
     v: Tensor  # [m, d] corrected directions
-    g: Tensor  # [m, d] the last gradient, noisy as it was
+    g: Tensor  # [m, d] the last noisy gradient
 
 
-class NetFleet(Algorithm):
+class NetFleet(Algorithm[State]):
     """K local steps along a recursively corrected gradient, then gossip of models and directions."""
 
     name: ClassVar[str] = "net-fleet"
@@ -35,7 +35,7 @@ class NetFleet(Algorithm):
     def init(self, x0: Tensor) -> State:
         return State(x0, torch.zeros_like(x0), torch.zeros_like(x0))
 
-    def step(self, state: State, r: Round) -> tuple[State, Facts]:
+    def step(self, state: State, r: Round) -> tuple[State, Metrics]:
         x, v, g = state.x, state.v, state.g
         for k in range(self.local_steps):
             g_hat = r.own_noisy_gradients(x, step=k)
@@ -52,7 +52,7 @@ class NetFleet(Algorithm):
 
 
 class DPNetFleet(NetFleet):
-    """NET-FLEET as the PDSL paper compares it: gradients carry noise. The update is the same."""
+    """NET-FLEET with noisy gradients, as in the PDSL paper. The update is the same."""
 
     name: ClassVar[str] = "dp-net-fleet"
     paper: ClassVar[str] = "Zhang et al., MobiHoc 2022, with noise"

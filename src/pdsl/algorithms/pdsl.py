@@ -1,36 +1,39 @@
 """PDSL: privacy-preserved decentralised stochastic learning with heterogeneous data. Algorithm 1 of the paper.
 
-Line numbers are Algorithm 1's (the `end` of its inner loop is line 12); equation numbers are the paper's.
-Rows are agents [m, d] or edges [E, d]; an edge e has receiver i and sender j.
+Line numbers are those of Algorithm 1, where the `end` of the inner loop is line 12. Equation numbers are the paper's.
+A tensor has a row per agent i [m, d] or a row per edge [E, d]. Edge (i, j) has receiver i and sender j.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from pdsl.algorithms.base import Algorithm, Facts, Round
-from pdsl.algorithms.gossip import accelerated, best_omega, enough_gossip
-from pdsl.engine.base import Answers, weighted_sums
-from pdsl.graph import Graph
+from pdsl.algorithms.base import Algorithm, Metrics, Round
+from pdsl.algorithms.mixing import accelerated_gossip, best_omega, gossip_steps_to_agree
+from pdsl.engine.base import Replies, weighted_sums
 from pdsl.privacy import Release, by_weight
 from pdsl.settings import ShapleySettings
-from pdsl.shapley import EVIDENCE, Valuation, Values, check, remembered, shares
+from pdsl.shapley.coalitions import Values, check_size
+from pdsl.shapley.trust import EVIDENCE_FIELDS, shares, update_evidence
+from pdsl.shapley.valuation import Valuation
+from pdsl.topology import Graph
 
-MOST_GOSSIP = 10  # steps by default: on a long ring agents never agree in one round
+MAX_GOSSIP_STEPS = 10  # of gossip_steps = "auto": on a long ring agents never agree within one round
 
 
 @dataclass(frozen=True)
 class State:
     x: Tensor  # [m, d] models
     u: Tensor  # [m, d] momenta
-    evidence: Tensor  # [m, K, EVIDENCE] float64, on each member's worth (`shapley.remembered`); K members at most
+    evidence: Tensor  # [m, K, EVIDENCE_FIELDS] float64, on each of at most K members (`shapley.trust`)
 
 
-class PDSL(Algorithm):
+class PDSL(Algorithm[State]):
     """Shapley-weighted cross-gradients with momentum and gossip."""
 
     name: ClassVar[str] = "pdsl"
@@ -40,105 +43,120 @@ class PDSL(Algorithm):
     learning_rate: float = Field(1.0, gt=0, description="γ")
     momentum: float = Field(0.5, ge=0, lt=1, description="α")
     step_scale: Literal["graph", "mean", "paper"] = Field(
-        "graph", description="graph: shares times ω, so that all agents count alike; mean: shares; paper: shares over ω"
+        "graph", description="weights π: shares times ω, so that all agents count alike (graph), shares, or shares / ω"
     )
     gossip_steps: PositiveInt | Literal["auto"] = Field(
-        "auto", description=f"K, rounds of gossip; auto: until models agree, {MOST_GOSSIP} at most; the paper has 1"
+        "auto",
+        description=f"gossip steps K per round; auto: until models agree, at most {MAX_GOSSIP_STEPS}; the paper: 1",
     )
     noise: Literal["graph", "equal"] = Field(
         "graph",
-        description="graph, with step_scale graph: σ² of messages as 1/ω, less noise on what counts more, same ε;"
-        " equal: one σ",
+        description="graph: σ² of a message ∝ 1/ω, so that messages with more weight have less noise, at the same ε"
+        " (only with step_scale=graph); equal: one σ",
     )
-    shapley: ShapleySettings = Field(ShapleySettings(), exclude=True, description="in a config: the section [shapley]")
+    shapley: ShapleySettings = ShapleySettings()
 
     def init(self, x0: Tensor) -> State:
-        return State(x=x0, u=torch.zeros_like(x0), evidence=torch.zeros(len(x0), 0, EVIDENCE, dtype=torch.float64))
+        no_evidence = torch.zeros(len(x0), 0, EVIDENCE_FIELDS, dtype=torch.float64)
+        return State(x=x0, u=torch.zeros_like(x0), evidence=no_evidence)
 
-    def step(self, state: State, r: Round) -> tuple[State, Facts]:
+    def step(self, state: State, r: Round) -> tuple[State, Metrics]:
         x, u, engine = state.x, state.u, r.engine
         gamma, alpha = self.learning_rate, self.momentum
 
-        g_bar, evidence, told = [], [], []
-        for at in r.cross_gradients(x):  # lines 2-13, eq. 9-14: at.v is ĝ_{j,i} = clip(∇F_j(x_i; ξ_j)) + n_{j,i}
-            x_ij = at.by_agent(at.asked(x) - self.shapley.probe * gamma * at.v)  # line 14, eq. 15
-            valued = r.validation.contributions(r.t, at.agents, x[at.rows], x_ij, self.shapley)  # line 15, eq. 16-18
-            known, here = self._remembered(state.evidence[at.rows], valued, at, r)
-            share = self._shares(valued, here, at, r)  # line 16, eq. 19
+        g_bar, evidence, reports = [], [], []
+        for at in r.cross_gradients(x):  # chunks of agents i
+            g_hat = at.values  # lines 2-13, eq. 9-14: ĝ_ji = clip(∇F_j(x_i; ξ_j)) + n_ji
+            x_ij = at.split_by_agent(at.own_rows(x) - self.shapley.step_fraction * gamma * g_hat)  # line 14, eq. 15
+            phi = r.validation.contributions(r.t, at.agents, x[at.rows], x_ij, self.shapley)  # line 15, eq. 16-18
+            evidence.append(self._update_evidence(state.evidence[at.rows], phi, at, r))
+            share = self._shares(phi, evidence[-1], at, r)  # line 16, eq. 19
             omega = engine.omega[at.edges] if self.step_scale == "paper" else 1.0
             pi = torch.from_numpy(np.concatenate(share)) / omega  # line 17, eq. 20
-            g_bar.append(weighted_sums(at.v, pi, at.offsets))  # line 18, eq. 21
-            checked = r.validation.fidelity(r.t, at.agents, r.graph.agents, x_ij, self.shapley)
-            evidence.append(known)
-            told += [_told(v, part, checked) for v, part in zip(valued, share, strict=True)]
+            g_bar.append(weighted_sums(g_hat, pi, at.offsets))  # line 18, eq. 21
+            fidelity = r.validation.fidelity(r.t, at.agents, r.graph.agents, x_ij, self.shapley)
+            reports += [_Report.of(v, s, fidelity) for v, s in zip(phi, share, strict=True)]
 
         u_hat = alpha * u + torch.cat(g_bar)  # line 19, eq. 22
         x_hat = x - gamma * u_hat  # line 20, eq. 23
         u = engine.mix(u_hat)  # lines 21-23, eq. 24
-        K = self._rounds_of_gossip(r.graph)
-        x = accelerated(engine, x_hat, K, best_omega(r.graph, K))  # lines 21, 22, 24, eq. 25; K = 1 is W x̂
-        return State(x, u, torch.cat(evidence)), {"shapley": _facts(engine.gather(told))}
+        K = self._gossip_steps(r.graph)
+        x = accelerated_gossip(engine, x_hat, K, best_omega(r.graph, K))  # lines 21, 22, 24, eq. 25; K = 1 is W x̂
+        return State(x, u, torch.cat(evidence)), {"shapley": _metrics(engine.gather(reports))}
 
-    def _remembered(self, known: Tensor, valued: list[Valuation], at: Answers, r: Round) -> tuple[Tensor, list[Values]]:
-        """The evidence with this round's: on all members [n, K, …], and for each agent on those who are there."""
-        if known.shape[1] == 0 or known.shape[2] != EVIDENCE:  # of an older version's run there is none either
-            known = torch.zeros(len(known), int(max(r.graph.degrees)), EVIDENCE, dtype=torch.float64)
-        evidence = known.cpu().clone()
-        here = []
-        for row, (v, sender) in enumerate(zip(valued, at.by_agent(r.engine.sender[at.edges]), strict=True)):
-            place = np.searchsorted(r.graph.neighbourhood(at.agents[row]), sender.cpu().numpy())
-            here.append(remembered(evidence[row, place].numpy(), v.phi, self.shapley.memory))
-            evidence[row, place] = torch.from_numpy(here[-1])
-        return evidence, here
+    def _update_evidence(self, evidence: Tensor, phi: list[Valuation], at: Replies, r: Round) -> Tensor:
+        """Add this round's values to the evidence of a chunk of agents on their members, [n, K, EVIDENCE_FIELDS]."""
+        if evidence.shape[1] == 0:  # round 1
+            evidence = torch.zeros(len(evidence), int(max(r.graph.degrees)), EVIDENCE_FIELDS, dtype=torch.float64)
+        evidence = evidence.cpu().clone()
+        for row, (v, members) in enumerate(zip(phi, self._members(at, r), strict=True)):
+            updated = update_evidence(evidence[row, members].numpy(), v.phi, self.shapley.memory)
+            evidence[row, members] = torch.from_numpy(updated)
+        return evidence
 
-    def _shares(self, valued: list[Valuation], evidence: list[Values], at: Answers, r: Round) -> list[Values]:
-        """Each agent's members' parts of its step; they sum to 1.
+    def _members(self, at: Replies, r: Round) -> list[NDArray[np.intp]]:
+        """Positions of each agent's present members in its neighbourhood; a peer may be absent for a round."""
+        present = at.split_by_agent(r.engine.sender[at.edges])
+        return [
+            np.searchsorted(r.graph.neighbourhood(agent), senders.cpu().numpy())
+            for agent, senders in zip(at.agents, present, strict=True)
+        ]
 
-        By what they are worth alone, a hub of the graph would be heard by everybody, and its records count more than
-        others'. Times ω, members of equal worth have ω itself: of all that is learned, every agent has the same part.
+    def _shares(self, phi: list[Valuation], evidence: Tensor, at: Replies, r: Round) -> list[Values]:
+        """Each member's share of its agent's step; the shares of an agent sum to 1.
+
+        With step_scale=graph shares are multiplied by ω. Members of equal value then get ω itself, and because W is
+        doubly stochastic every agent's records count the same. Without ω, a hub of the graph would count more.
         """
-        share = [shares(v.phi, self.shapley, e) for v, e in zip(valued, evidence, strict=True)]
+        known = [evidence[row, members].numpy() for row, members in enumerate(self._members(at, r))]
+        share = [shares(v.phi, self.shapley, e) for v, e in zip(phi, known, strict=True)]
         if self.step_scale != "graph":
             return share
-        omega = [w.cpu().numpy() for w in at.by_agent(r.engine.omega[at.edges])]
-        return [part * w / (part @ w) for part, w in zip(share, omega, strict=True)]
+        omega = [w.cpu().numpy() for w in at.split_by_agent(r.engine.omega[at.edges])]
+        return [s * w / (s @ w) for s, w in zip(share, omega, strict=True)]
 
     def check(self, members: int) -> None:
-        check(self.shapley, members)
+        check_size(self.shapley, members)
 
     def sends(self, graph: Graph, noise_multiplier: float) -> int:
-        return 3 + self._rounds_of_gossip(graph)  # x, ĝ, û, and x̂ as often as it is mixed
+        return 3 + self._gossip_steps(graph)  # x, ĝ, û, and x̂ once per gossip step
 
-    def _rounds_of_gossip(self, graph: Graph) -> int:
-        return min(MOST_GOSSIP, enough_gossip(graph)) if self.gossip_steps == "auto" else self.gossip_steps
+    def _gossip_steps(self, graph: Graph) -> int:
+        return min(MAX_GOSSIP_STEPS, gossip_steps_to_agree(graph)) if self.gossip_steps == "auto" else self.gossip_steps
 
     def releases(self, members: int) -> Release:
         return Release(messages=members)
 
     def releases_in(self, graph: Graph, agent: int) -> Release:
         release = super().releases_in(graph, agent)
-        if self.noise == "equal" or self.step_scale != "graph":  # then it is not by ω that messages count
+        if self.noise == "equal" or self.step_scale != "graph":  # only step_scale=graph weighs messages by ω
             return release
-        return release._replace(stretch=by_weight(graph.omega[graph.offsets[agent] : graph.offsets[agent + 1]]))
+        return release._replace(sigma_scale=by_weight(graph.omega[graph.offsets[agent] : graph.offsets[agent + 1]]))
 
 
-Told = tuple[str, int, list[float], list[float], dict[str, float] | None]
+class _Report(NamedTuple):
+    """Shapley values of one agent's members in one round."""
+
+    estimator: str
+    coalitions: int
+    phi: list[float]
+    share: list[float]
+    fidelity: dict[str, float] | None
+
+    @classmethod
+    def of(cls, valued: Valuation, share: Values, fidelity: dict[str, float] | None) -> "_Report":
+        return cls(valued.estimator, valued.coalitions, valued.phi.tolist(), share.tolist(), fidelity)
 
 
-def _told(valued: Valuation, share: Values, checked: dict[str, float] | None) -> Told:
-    """What one agent has to say about its round, as JSON."""
-    return valued.estimator, valued.coalitions, valued.phi.tolist(), share.tolist(), checked
-
-
-def _facts(told: list[Told]) -> Facts:
-    """What all messages of the round were worth, edge by edge, and how that was found."""
-    facts: Facts = {
-        "estimator": "+".join(sorted({estimator for estimator, *_ in told})),
-        "coalitions": sum(coalitions for _, coalitions, *_ in told),
-        "spread": float(np.mean([max(phi) - min(phi) for _, _, phi, *_ in told])),
-        "phi": [value for _, _, phi, *_ in told for value in phi],
-        "share": [value for *_, shares, _ in told for value in shares],
+def _metrics(reports: list[_Report]) -> Metrics:
+    """Shapley values and shares of all agents' members, edge by edge, and how they were estimated."""
+    metrics: Metrics = {
+        "estimator": "+".join(sorted({report.estimator for report in reports})),
+        "coalitions": sum(report.coalitions for report in reports),
+        "spread": float(np.mean([max(report.phi) - min(report.phi) for report in reports])),
+        "phi": [value for report in reports for value in report.phi],
+        "share": [value for report in reports for value in report.share],
     }
-    if (fidelity := next((found for *_, found in told if found), None)) is not None:
-        facts["fidelity"] = fidelity
-    return facts
+    if fidelity := next((report.fidelity for report in reports if report.fidelity), None):
+        metrics["fidelity"] = fidelity
+    return metrics

@@ -6,13 +6,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pdsl.algorithms.base import Algorithm, Facts, Round
-from pdsl.algorithms.states import ModelsAndMomenta as State
+from pdsl.algorithms.base import Algorithm, Metrics, Round
+from pdsl.algorithms.base import ModelsAndMomenta as State
 from pdsl.privacy import Release
 
 
-class QGDSGDm(Algorithm):
-    """D-PSGD with a momentum of the updates after gossip, in place of one of local gradients."""
+class QGDSGDm(Algorithm[State]):
+    """D-PSGD with momentum of the updates after gossip instead of the local gradients."""
 
     name: ClassVar[str] = "qg-dsgdm"
     paper: ClassVar[str] = "Lin et al., ICML 2021"
@@ -24,7 +24,7 @@ class QGDSGDm(Algorithm):
     def init(self, x0: Tensor) -> State:
         return State(x0, torch.zeros_like(x0))
 
-    def step(self, state: State, r: Round) -> tuple[State, Facts]:
+    def step(self, state: State, r: Round) -> tuple[State, Metrics]:
         u, gamma, beta = state.u, self.learning_rate, self.momentum
         x = r.engine.mix(state.x - gamma * (beta * u + r.own_noisy_gradients(state.x)))
         u = beta * u + (1 - beta) * (state.x - x) / gamma

@@ -1,14 +1,13 @@
-"""The audit: does a run do what its ledger says, and can the claim be broken?
+"""Privacy audit: check that a run does what its ledger claims, and attack the claim.
 
-Conformance first: rounds of the run are run again by the code that made them (`replay`, `recorders`), everything it
-does is measured, and the claims are computed again from the measurements by code of the audit's own (`reference`,
-`noise`, `sampling`, `sensitivity`, `taint`, `accounts`, `files`). Then `canaries`: a lower bound on ε by an attack.
+The conformance checks replay rounds of the run with the code that ran them (`replay`) and measure everything. Separate,
+slower code recomputes the claims from the measurements (`reference`, `noise`, `sampling`, `sensitivity`, `leaks`,
+`accounts`). Then `canaries` attacks the run to find a lower bound on ε (`adversary`, `one_run`). `run` runs all of it.
 
-A check that fails is evidence against the claim at a false-alarm rate of about one in a million per check.
+A failed check is evidence against the claim, with a false-alarm rate of about one in a million per check.
 """
 
-from pdsl.auditing.conformance import audit_experiment
-from pdsl.auditing.report import Finding, Report, Verdict
-from pdsl.auditing.run import audit, audit_run
+from pdsl.auditing.report import AuditReport, Finding, Verdict
+from pdsl.auditing.run import audit, audit_experiment, audit_run
 
-__all__ = ["Finding", "Report", "Verdict", "audit", "audit_experiment", "audit_run"]
+__all__ = ["AuditReport", "Finding", "Verdict", "audit", "audit_experiment", "audit_run"]

@@ -1,83 +1,95 @@
-"""Checks of the ledger: every round is charged with what was sent, and ε is what the measurements come to."""
+"""Checks of the ledger and the rows: every message is charged, ε is correct, and the rows match replayed rounds."""
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from statistics import fmean
 from typing import Any
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from pdsl.auditing.recorders import Message
-from pdsl.auditing.replay import Replay
+from pdsl.auditing.replay import Message, Replay
 from pdsl.auditing.report import Finding, Verdict, conclude
 from pdsl.privacy import Ledger, Mechanism, Noise
-from pdsl.rounded import rounded_up
-from pdsl.runs import Row
-from pdsl.train import Experiment
+from pdsl.training.experiment import Experiment
+from pdsl.training.records import RoundRecord
+from pdsl.utils.format import format_epsilon
 
-MAX_BELOW = 0.003  # share by which a stated ε may lie below the audit's own, which is computed on a coarser grid
+MAX_BELOW = 0.003  # share by which a stated ε may lie below the audit's, which uses a coarser grid
+KNOWN_FIELDS = {  # of a row, besides the algorithm's metrics
+    "round", "consensus", "messages", "bytes", "bytes_between_processes", "epsilon", "accuracy", "accuracy_min",
+    "accuracy_max", "accuracy_of_mean", "loss", "loss_min", "loss_max", "seconds", "waited", "present", "shortened",
+    "lost", "absent",
+}  # fmt: skip
 
 
-def check_ledger(e: Experiment, ledger: Ledger, noise: Noise, rows: Sequence[Row]) -> Finding:
-    """Every round of every agent is in the ledger once, with what the settings, data, noise and graph say about it."""
+def check_ledger(e: Experiment, ledger: Ledger, noise: Noise, rows: Sequence[RoundRecord]) -> Finding:
+    """Check that every round of every agent is charged once, as settings, data, noise and graph require."""
     problems = []
     for i in e.engine.agents:
         for entry in ledger.accounts[i][-1:]:
-            charged_for = entry.mechanism.sigmas
-            peers = ledger.peers[i] if len(ledger.peers[i]) == len(charged_for) else (i,) * len(charged_for)
+            charged_sigmas = entry.mechanism.sigmas
+            peers = ledger.peers[i] if len(ledger.peers[i]) == len(charged_sigmas) else (i,) * len(charged_sigmas)
             used = [noise.sigma_of(i, j) for j in peers]
-            if any(not sigma >= charged * (1 - 1e-12) for sigma, charged in zip(used, charged_for, strict=True)):
-                problems.append(f"agent {i}: charged for σ = {max(charged_for):.8g}, uses {min(used):.8g}")
+            if any(not sigma >= charged * (1 - 1e-12) for sigma, charged in zip(used, charged_sigmas, strict=True)):
+                problems.append(f"agent {i}: charged with σ = {max(charged_sigmas):.8g}, uses {min(used):.8g}")
     for i, account in enumerate(ledger.accounts):
         charged = [t for entry in account for t in range(entry.first, entry.last + 1)]
         members = e.graph.neighbourhood(i).tolist()
         if charged != list(range(1, len(charged) + 1)) or len(charged) < len(rows):
             problems.append(f"agent {i}: {len(charged)} rounds charged, {len(rows)} run")
         elif list(ledger.peers[i]) != members:
-            problems.append(f"agent {i}: other peers than the graph's")
+            problems.append(f"agent {i}: the receivers differ from the graph's")
         else:
-            problems += [f"agent {i}: {said}" for entry in account for said in _differences(e, i, entry.mechanism)][:1]
+            problems += [f"agent {i}: {p}" for entry in account for p in _wrong_charges(e, i, entry.mechanism)][:1]
     if not math.isclose(ledger.delta, e.config.privacy.delta):
-        problems.append(f"the ledger's δ is {ledger.delta:g}, the settings' {e.config.privacy.delta:g}")
+        problems.append(f"δ is {ledger.delta:g} in the ledger, {e.config.privacy.delta:g} in the settings")
     return conclude("ledger holds every round and peer", problems, f"{len(ledger.accounts)} agents, {len(rows)} rounds")
 
 
-def _differences(e: Experiment, agent: int, m: Mechanism) -> list[str]:
+def _wrong_charges(e: Experiment, agent: int, m: Mechanism) -> list[str]:
+    """Differences between a charged mechanism and the one that settings, data and algorithm require."""
     release = e.config.algorithm.releases_in(e.graph, agent)
-    least = sensitivity(e, agent)
-    rounded = least * (1 + 2.0**-24) + math.sqrt(e.network.d) * max(m.sigmas) * 2.0**-32
+    exact = sensitivity(e, agent)
+    rounded = exact * (1 + 2.0**-24) + math.sqrt(e.network.num_parameters) * max(m.sigmas) * 2.0**-32
     problems = []
     if m.sensitivity < rounded * (1 - 1e-12):
-        problems.append(f"charged with Δ = {m.sensitivity:.12g}, but a record moves a message by up to {rounded:.12g}")
+        problems.append(f"charged with Δ = {m.sensitivity:.12g}, but a record can move a message by {rounded:.12g}")
     if m.sensitivity > 1.01 * rounded:
-        problems.append(f"charged with Δ = {m.sensitivity:.6g}, far above {least:.6g}")
+        problems.append(f"charged with Δ = {m.sensitivity:.6g}, far above {exact:.6g}")
     if (m.messages, m.steps) != (release.messages, release.steps):
-        problems.append(f"charged for {m.messages} × {m.steps} messages, declared {release.messages} × {release.steps}")
+        problems.append(f"charged {m.messages} × {m.steps} messages, declared {release.messages} × {release.steps}")
     if e.mechanisms is not None and m != e.mechanisms[agent]:
-        problems.append("charged with another mechanism than the run's")
-    if m.dimension != e.network.d:
-        problems.append(f"charged for {m.dimension} numbers in a message, which has {e.network.d}")
+        problems.append("charged with a mechanism that is not the run's")
+    if m.dimension != e.network.num_parameters:
+        problems.append(f"charged {m.dimension} numbers per message, but a message has {e.network.num_parameters}")
     return problems
 
 
 def sensitivity(e: Experiment, agent: int) -> float:
     """Δ before rounding, from the settings."""
-    p, batch = e.config.privacy, e.config.batch
-    if p.clipping == "batch":
-        return 2 * p.max_grad_norm
-    if batch.sampler == "fixed":
-        return 2 * p.max_grad_norm / min(batch.size, e.batches.sizes[agent])
-    return p.max_grad_norm / (batch.size if batch.rate else min(float(batch.size), e.batches.records))
+    C = e.config.privacy.max_grad_norm
+    if e.config.privacy.clipping == "batch":
+        return 2 * C
+    return (2 * C if e.config.batch.sampler == "fixed" else C) / divisor(e, agent)
+
+
+def divisor(e: Experiment, agent: int) -> float:
+    """Public constant that sums of gradients are divided by, from the settings."""
+    size = float(e.config.batch.size)
+    if e.config.batch.sampler == "fixed":
+        return min(size, float(e.batches.sizes[agent]))
+    return size if e.config.batch.rate else min(size, e.batches.records)
 
 
 def check_counts(e: Experiment, ledger: Ledger, replayed: Replay) -> Finding:
-    """k and K, counted: noisy vectors an agent really made on each batch, its own to itself included."""
+    """Check the number of noisy messages on each batch, including an agent's to itself, against the charged number."""
     problems = []
     for r in replayed.rounds:
         made = Counter((m.maker, m.step) for m in r.messages)
-        asked = Counter((a.agent, a.step) for a in r.asked)
+        gradients = Counter((g.agent, g.step) for g in r.gradients)
         for i in e.engine.agents:
             charged = {(entry.mechanism.messages,) * entry.mechanism.steps for entry in ledger.accounts[i]}
             counts = tuple(n for (maker, _), n in sorted(made.items()) if maker == i)
@@ -85,16 +97,16 @@ def check_counts(e: Experiment, ledger: Ledger, replayed: Replay) -> Finding:
                 problems.append(
                     f"agent {i} made {_plus(counts)} noisy messages in round {r.t}, charged {_plus(*charged)}"
                 )
-            computed = tuple(n for (agent, _), n in sorted(asked.items()) if agent == i)
+            computed = tuple(n for (agent, _), n in sorted(gradients.items()) if agent == i)
             if computed != counts:
                 problems.append(
-                    f"agent {i} computed {_plus(computed)} gradients in round {r.t}, {_plus(counts)} got noise"
+                    f"agent {i} computed {_plus(computed)} gradients in round {r.t}, added noise to {_plus(counts)}"
                 )
     return conclude("messages counted", problems, f"{len(replayed.messages)} messages in {replayed.covered}")
 
 
 def _plus(counts: Sequence[int] = (), *others: Sequence[int]) -> str:
-    """Messages on each batch of a round, like 3 or 2 + 2."""
+    """Number of messages on each batch of a round, like 3 or 2 + 2."""
     return " or ".join(" + ".join(map(str, of)) or "no" for of in (counts, *others))
 
 
@@ -105,13 +117,13 @@ def check_epsilon(
     rounds: int,
     stated: Sequence[float | None],
     ledger: Ledger,
-    rows: Sequence[Row],
+    rows: Sequence[RoundRecord],
 ) -> Finding:
-    """ε, once more, from the σ in use, the counted messages and the settings' sampler and sensitivity."""
+    """Check the stated ε against one recomputed from the σ in use, the counted messages, and the settings."""
     assert e.mechanisms is not None
     problems, worst = [], 0.0
     known: dict[tuple[object, ...], float] = {}
-    for i, said in enumerate(stated):
+    for i, claimed in enumerate(stated):
         on_batch: dict[tuple[int, int], list[float]] = {}
         for m in messages:
             if m.maker == i:
@@ -124,26 +136,27 @@ def check_epsilon(
             known[key] = account_again(z, math.ceil(batches * rounds), e.mechanisms[i].rate, ledger.delta)
         true = known[key]
         worst = max(worst, true)
-        if said is None or said < true * (1 - MAX_BELOW):
-            problems.append(f"agent {i}: ε = {said} is stated, {rounded_up(true)} was spent")
-        elif said > true * 1.02:
-            problems.append(f"agent {i}: ε = {said} is stated, far above {rounded_up(true)}")
+        if claimed is None or claimed < true * (1 - MAX_BELOW):
+            problems.append(f"agent {i}: ε = {claimed} is stated, {format_epsilon(true)} was spent")
+        elif claimed > true * 1.02:
+            problems.append(f"agent {i}: ε = {claimed} is stated, far above {format_epsilon(true)}")
         elif ledger.budget is not None and true > ledger.budget * 1.001:
-            problems.append(f"agent {i}: ε = {rounded_up(true)} passes the budget of {ledger.budget:g}")
+            problems.append(f"agent {i}: ε = {format_epsilon(true)} exceeds the budget of {ledger.budget:g}")
     last = next((row["epsilon"] for row in reversed(rows) if row.get("epsilon") is not None), None)
     if last is not None and len(rows) == rounds and last < worst * (1 - MAX_BELOW):
-        problems.append(f"the last row states ε = {last:.6g}, {rounded_up(worst)} was spent")
-    if float(rounded_up(worst).replace(",", "")) < worst:
-        problems.append("ε is rounded down where it is shown")
-    return conclude("ε computed again", problems, f"worst agent {rounded_up(worst)} at δ = {ledger.delta:g}")
+        problems.append(f"the last row states ε = {last:.6g}, {format_epsilon(worst)} was spent")
+    if float(format_epsilon(worst).replace(",", "")) < worst:
+        problems.append("displayed ε is rounded down")
+    return conclude("ε recomputed", problems, f"worst agent {format_epsilon(worst)} at δ = {ledger.delta:g}")
 
 
 def _precision(sigmas: Sequence[float]) -> float:
     return math.fsum(1 / sigma**2 if sigma else math.inf for sigma in sigmas)
 
 
+@lru_cache(maxsize=256)
 def account_again(z: float, rounds: int, rate: float | None, delta: float) -> float:
-    """ε by dp-accounting's own events and accountant."""
+    """ε by dp-accounting's events and accountant."""
     if not z:
         return math.inf
     import dp_accounting
@@ -155,20 +168,13 @@ def account_again(z: float, rounds: int, rate: float | None, delta: float) -> fl
     return float(PLDAccountant().compose(event, rounds).get_epsilon(delta))
 
 
-KNOWN = {
-    "round", "consensus", "messages", "bytes", "bytes_between_processes", "epsilon", "accuracy", "accuracy_min",
-    "accuracy_max", "accuracy_of_mean", "loss", "loss_min", "loss_max", "seconds", "waited", "present", "shortened",
-    "lost", "absent",
-}  # fmt: skip
-
-
-def check_rows(e: Experiment, replayed: Replay, rows: Sequence[Row]) -> Finding:
-    """The replayed rounds come out as the rows say: the run used this noise and no other, and rows have no more."""
+def check_rows(e: Experiment, replayed: Replay, rows: Sequence[RoundRecord]) -> Finding:
+    """Check that replayed rounds reproduce the rows, so the run used this noise, and that all fields are known."""
     problems = list(replayed.problems)
-    facts = {name for r in replayed.rounds for name in r.facts}
-    unknown = {name for row in rows for name in row} - KNOWN - facts
+    metrics = {name for r in replayed.rounds for name in r.metrics}
+    unknown = {name for row in rows for name in row} - KNOWN_FIELDS - metrics
     if unknown:
-        problems.append(f"rows have {min(unknown)}, of which nothing is known: it may be made of private records")
+        problems.append(f"rows have an unknown field {min(unknown)}, which may be computed from private records")
     compared = 0
     for r in replayed.rounds:
         row = next((row for row in rows if row["round"] == r.t), None)
@@ -176,15 +182,15 @@ def check_rows(e: Experiment, replayed: Replay, rows: Sequence[Row]) -> Finding:
             continue
         compared += 1
         if not math.isclose(r.consensus, row["consensus"], rel_tol=1e-3, abs_tol=1e-9):
-            problems.append(f"round {r.t} comes out as {r.consensus:.6g}, not {row['consensus']:.6g}")
-        problems += compare_measured(e, r.after.x, row, f"the row of round {r.t}")
+            problems.append(f"round {r.t} replayed has consensus {r.consensus:.6g}, its row {row['consensus']:.6g}")
+        problems += wrong_metrics(e, r.after.x, row, f"the row of round {r.t}")
     return conclude(
-        "rounds run again", problems, f"{compared} rounds come out as they did, {len(replayed.rounds)} examined"
+        "replayed rounds", problems, f"{compared} rounds reproduce their rows, {len(replayed.rounds)} examined"
     )
 
 
-def measured_again(e: Experiment, x: Tensor) -> dict[str, float]:
-    """Accuracies and losses of the agents' models and of their mean on the public test set."""
+def evaluate_models(e: Experiment, x: Tensor) -> dict[str, float]:
+    """Accuracies and losses of the agents' models and of their mean on the test set."""
     inputs, labels = e.test
     models = [*x, x.double().mean(0).to(x.dtype)]
     outputs = [e.network.logits(row, inputs.to(row.device)).double().cpu() for row in models]
@@ -204,24 +210,24 @@ def measured_again(e: Experiment, x: Tensor) -> dict[str, float]:
     }
 
 
-def compare_measured(e: Experiment, x: Tensor, stated: Mapping[str, Any], where: str) -> list[str]:
-    """Stated accuracies and losses that are not those on the public test set."""
+def wrong_metrics(e: Experiment, x: Tensor, stated: Mapping[str, Any], where: str) -> list[str]:
+    """Differences between stated and recomputed accuracies and losses on the test set."""
     return [
         f"{where} states {name} = {stated[name]:.6g}, on the test set it is {value:.6g}"
-        for name, value in measured_again(e, x).items()
+        for name, value in evaluate_models(e, x).items()
         if stated.get(name) is not None and not math.isclose(value, stated[name], rel_tol=1e-3, abs_tol=2e-3)
     ]
 
 
-def check_end(e: Experiment, ledger: Ledger, rows: Sequence[Row]) -> Finding:
-    """The run ended with its last round, or because another would have passed the budget."""
+def check_end(e: Experiment, ledger: Ledger, rows: Sequence[RoundRecord]) -> Finding:
+    """Check that the run ended with its last round, or because another round would exceed the budget."""
     if len(rows) >= e.config.rounds or e.mechanisms is None:
-        return Finding("end of the run", Verdict.PASS, f"all of {e.config.rounds} rounds")
-    if not ledger.charged(ledger.rounds + 1, e.mechanisms).within_budget:
-        return Finding("end of the run", Verdict.PASS, f"after {len(rows)} rounds, at the budget")
+        return Finding("end of the run", Verdict.PASS, f"all {e.config.rounds} rounds were run")
+    if not ledger.charge(ledger.rounds + 1, e.mechanisms).within_budget:
+        return Finding("end of the run", Verdict.PASS, f"ended after {len(rows)} rounds, at the budget")
     return Finding(
         "end of the run",
         Verdict.INCONCLUSIVE,
-        f"it ended after {len(rows)} of {e.config.rounds} rounds, and not for its budget: if records decided that, no ε"
-        " covers it",
+        f"ended after {len(rows)} of {e.config.rounds} rounds, below the budget: no ε covers a stop that depends on"
+        " records",
     )

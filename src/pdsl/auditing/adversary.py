@@ -1,7 +1,6 @@
-"""The adversary: from all messages of an agent to a score for each canary, the likelier to be in the larger."""
+"""Adversary of the canary attack: a score per canary from all messages of an agent; larger means likelier present."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,42 +8,44 @@ from numpy.typing import NDArray
 from pdsl.auditing.one_run import Floats, log_ratios
 from pdsl.privacy import Mechanism
 
-PRIOR = 2  # coordinates per message that the claimed σ is worth, where the noise's covariance is estimated, and
-POOLED_PRIOR = 50  # that the estimate from all rounds is worth, where that of one batch is
-MIN_VARIANCE = 1e-4  # of an estimate, in σ²
+# Weights of the priors in covariance estimates, in coordinates per message
+CLAIM_WEIGHT = 2  # of the claimed covariance, in the estimate from all rounds
+POOLED_WEIGHT = 50  # of the estimate from all rounds, in the estimate for one batch
+MIN_VARIANCE = 1e-4  # of an estimate, relative to the claimed σ²
 
 Places = NDArray[np.int64]  # coordinates of the model
+Kind = tuple[tuple[int, int], ...]  # peer and nth of each message on a batch
 
 
 @dataclass(frozen=True)
-class Message:
-    """One vector that left the agent."""
+class Observation:
+    """One message of the agent, as the adversary sees it."""
 
     peer: int
     nth: int
     sigma: float  # as claimed
-    way: int  # 1 or -1: the direction of canaries in it
+    sign: int  # 1 or -1: the direction of canaries in this message
     noisy: Floats
-    clear: Floats  # before the noise
+    clean: Floats  # before the noise
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """All messages on one batch, as far as the adversary makes use of them."""
+    """Statistics of all k messages on one batch."""
 
-    kind: tuple[tuple[int, int], ...]  # peer and number of each
+    kind: Kind
     claimed: Floats  # [k, k] covariance of the noise
-    ways: Floats  # [k]
-    seen: Floats  # [k, canaries]
-    products: list[Floats]  # [k, k] for each parameter tensor: noise times noise, summed over its coordinates
+    signs: Floats  # [k]
+    values: Floats  # [k, canaries], at the canaries' coordinates
+    products: list[Floats]  # per parameter tensor [k, k]: products of noise, summed over coordinates
 
 
 class Adversary:
-    """Log-likelihood ratios of canaries that are in and out, summed over batches.
+    """Log-likelihood ratios of canaries present and absent, summed over batches.
 
-    The messages on one batch are one observation, whose noise has a covariance in each parameter tensor of the model.
-    By the claim it is that of independent noise. From there it is estimated on all rounds, and from that on the batch
-    itself, so that noise that is less than claimed, missing, or shared between messages is made use of.
+    The messages on one batch are one observation. In each parameter tensor, their noise has a covariance, which is
+    diagonal according to the claim. The adversary estimates it from all rounds, with the claim as prior, and then for
+    each batch, with that estimate as prior. So it exploits noise that is too small, missing or shared by messages.
     """
 
     def __init__(self, mechanism: Mechanism, places: Places, sizes: list[int]):
@@ -55,44 +56,45 @@ class Adversary:
         self._tensor = np.searchsorted(self._ends, places, side="right")  # of each canary
         self._batches: list[_Batch] = []
 
-    def see(self, messages: list[Message], rows: list[Floats]) -> None:
-        """All messages on one batch, and the rows [d] that stand in them."""
-        all_rows, ways = np.stack(rows), np.array([m.way for m in messages], dtype=np.float64)
+    def observe(self, messages: list[Observation], rows: list[Floats]) -> None:
+        """Add all messages on one batch, with the vectors [d] in them."""
+        all_rows, signs = np.stack(rows), np.array([m.sign for m in messages], dtype=np.float64)
         claimed = np.diag(np.maximum([m.sigma for m in messages], 1e-9 * self._shift) ** 2)
-        share = (0.25 if self._replaced else self._rate / 2) * self._shift**2 * np.outer(ways, ways)
-        held = np.bincount(self._tensor, minlength=len(self._sizes))
+        share = (0.25 if self._replaced else self._rate / 2) * self._shift**2 * np.outer(signs, signs)
+        counts = np.bincount(self._tensor, minlength=len(self._sizes))
         parts = (all_rows[:, end - size : end] for end, size in zip(self._ends, self._sizes, strict=True))
-        products = [part @ part.T - n * share for part, n in zip(parts, held, strict=True)]
+        products = [part @ part.T - n * share for part, n in zip(parts, counts, strict=True)]
         kind = tuple((m.peer, m.nth) for m in messages)
-        self._batches.append(_Batch(kind, claimed, ways, all_rows[:, self._places], products))
+        self._batches.append(_Batch(kind, claimed, signs, all_rows[:, self._places], products))
 
     def scores(self) -> Floats:
+        """Score of each canary."""
         scores: Floats = np.zeros(len(self._places))
         for n, size in enumerate(self._sizes):
             mine = np.flatnonzero(self._tensor == n)
-            alike: dict[Any, list[Floats]] = {}
+            by_kind: dict[Kind, list[Floats]] = {}
             for batch in self._batches:
-                alike.setdefault(batch.kind, []).append(batch.products[n])
-            sums = {kind: (np.sum(products, axis=0), len(products)) for kind, products in alike.items()}
+                by_kind.setdefault(batch.kind, []).append(batch.products[n])
+            sums = {kind: (np.sum(products, axis=0), len(products)) for kind, products in by_kind.items()}
             for batch in self._batches if len(mine) else ():
                 total, count = sums[batch.kind]
-                pooled = _estimated(batch.claimed, PRIOR, total, count * size)
-                covariance = _estimated(pooled, POOLED_PRIOR, batch.products[n], size)
-                weights = self._shift * _solved(covariance, batch.ways, float(np.diag(batch.claimed).min()))
-                middle = 0.0 if self._replaced else self._shift / 2 * float(weights @ batch.ways)
-                scores[mine] += log_ratios(weights @ batch.seen[:, mine] - middle, self._rate)
+                pooled = _estimate(batch.claimed, CLAIM_WEIGHT, total, count * size)
+                covariance = _estimate(pooled, POOLED_WEIGHT, batch.products[n], size)
+                weights = self._shift * _solve(covariance, batch.signs, float(np.diag(batch.claimed).min()))
+                middle = 0.0 if self._replaced else self._shift / 2 * float(weights @ batch.signs)
+                scores[mine] += log_ratios(weights @ batch.values[:, mine] - middle, self._rate)
         return scores
 
 
-def _estimated(before: Floats, worth: int, products: Floats, size: int) -> Floats:
-    """A covariance that was known as well as `worth` coordinates per message tell, and now from `size` others."""
-    prior = worth * len(before)
-    found: Floats = (prior * before + products) / (prior + size)
+def _estimate(prior: Floats, weight: int, products: Floats, size: int) -> Floats:
+    """Covariance from the products of `size` coordinates and a prior worth `weight` coordinates per message."""
+    prior_size = weight * len(prior)
+    found: Floats = (prior_size * prior + products) / (prior_size + size)
     return found
 
 
-def _solved(covariance: Floats, ways: Floats, claimed: float) -> Floats:
-    """covariance⁻¹ · ways, without variances that are negative, or next to nothing beside the claimed one."""
+def _solve(covariance: Floats, signs: Floats, claimed: float) -> Floats:
+    """covariance⁻¹ · signs, with eigenvalues of at least MIN_VARIANCE times the claimed variance."""
     values, vectors = np.linalg.eigh(covariance)
-    found: Floats = vectors @ (vectors.T @ ways / np.maximum(values, MIN_VARIANCE * claimed))
+    found: Floats = vectors @ (vectors.T @ signs / np.maximum(values, MIN_VARIANCE * claimed))
     return found

@@ -1,7 +1,7 @@
-"""What a round should have computed, by slow code that shares nothing with the code under audit.
+"""Slow reference implementations of gradients, noise and batches that share no code with the implementation audited.
 
-A record's gradient is taken alone, clipped and added in float64; a noise value is drawn bit by bit from the definition
-of the sampler; a batch is drawn from the definition of Poisson sampling.
+Gradients are computed one record at a time, clipped and summed in float64. Noise is drawn bit by bit from the
+definition of the sampler, and batches from the definition of Poisson sampling.
 """
 
 import decimal
@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
-from pdsl.models import Network
-from pdsl.randomness import SecretStreams, Streams
+from pdsl.models.network import Network
+from pdsl.utils.random import SecretStreams, Streams
 
 
 def clipped_sum(network: Network, x: Tensor, inputs: Tensor, targets: Tensor, C: float) -> Tensor:
-    """Σ_r g_r / max(1, ‖g_r‖/C) over records, one at a time; one whose gradient is not finite counts as zero."""
-    total = torch.zeros(network.d, dtype=torch.float64, device=x.device)
+    """Σ_r g_r / max(1, ‖g_r‖/C) over records, one at a time; a record with a non-finite gradient counts as zero."""
+    total = torch.zeros(network.num_parameters, dtype=torch.float64, device=x.device)
     module = network.to_module(x).to(x.device)
     for record, target in zip(inputs, targets, strict=True):
         g = _gradient(module, record[None], target[None])
@@ -36,7 +36,7 @@ def clipped_sum(network: Network, x: Tensor, inputs: Tensor, targets: Tensor, C:
 
 
 def gradient(network: Network, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-    """The gradient of the sum of losses by plain backpropagation: [d] float64."""
+    """Gradient of the sum of losses by plain backpropagation: [d] float64."""
     return _gradient(network.to_module(x).to(x.device), inputs, targets)
 
 
@@ -46,8 +46,8 @@ def _gradient(module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     return torch.cat([p.reshape(-1) for p in found]).double()
 
 
-def distilled(network: Network, teacher: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-    """Targets that add the distance to a teacher's output for each record, which is given one record at a time."""
+def distillation_targets(network: Network, teacher: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Targets that add the distance to a teacher's output, computed one record at a time."""
     module = network.to_module(teacher).to(teacher.device)
     with torch.no_grad():
         outputs = torch.cat([module(record[None]) for record in inputs])
@@ -55,7 +55,7 @@ def distilled(network: Network, teacher: Tensor, inputs: Tensor, labels: Tensor)
 
 
 def random_words(streams: Streams, purpose: str, agent: int, round: int, peer: int, n: int) -> NDArray[np.uint64]:
-    """The first n words of a stream, from the definition of its key: BLAKE2b, then Philox or ChaCha20."""
+    """First n words of a stream, from its definition: a BLAKE2b key, then Philox or ChaCha20."""
     key = stream_key(streams, purpose, agent, round, peer)
     if isinstance(streams, SecretStreams):
         cipher = Cipher(ChaCha20(key, nonce=bytes(16)), mode=None).encryptor()
@@ -74,7 +74,7 @@ def stream_key(streams: Streams, purpose: str, agent: int, round: int, peer: int
 
 
 def extension(streams: Streams, purpose: str, agent: int, round: int, peer: int, index: int) -> int:
-    """The 512 further bits of a value."""
+    """The 512 further random bits of one value."""
     key = stream_key(streams, purpose, agent, round, peer)
     if not isinstance(streams, SecretStreams):
         of_agent = blake2b(f"{streams.seed}/{agent}".encode(), digest_size=32).digest()
@@ -83,7 +83,7 @@ def extension(streams: Streams, purpose: str, agent: int, round: int, peer: int,
 
 
 def batch(streams: Streams, n: int, rate: float, agent: int, round: int, step: int) -> NDArray[np.int64]:
-    """Places of the records in a Poisson batch: those whose uniform number is below the rate."""
+    """Positions of the records in a Poisson batch: their uniform number is below the rate."""
     purpose = "batch" if step == 0 else f"batch.{step}.0"
     words = random_words(streams, purpose, agent, round, -1, n)
     return np.flatnonzero([(int(word) >> 11) * 2.0**-53 < rate for word in words])
@@ -92,10 +92,10 @@ def batch(streams: Streams, n: int, rate: float, agent: int, round: int, step: i
 def lattice_noise(
     d: int, sigma: float, streams: Streams, purpose: str, maker: int, round: int, peer: int
 ) -> tuple[NDArray[np.float64], int]:
-    """The noise of a message of d numbers in steps, and the exponent of a step."""
+    """Noise of a message of d numbers in lattice steps, and the exponent of a step."""
     exponent = math.floor(math.log2(sigma)) - 32
     k = math.ceil(Fraction(sigma) / Fraction(2) ** exponent / 256)
-    count, start, position = 0, 0, 0
+    start, position = 0, 0
     found: list[NDArray[np.float64]] = []
     missing = d
     words = random_words(streams, purpose, maker, round, peer, 3 * (d + d // 16 + 200))
@@ -112,7 +112,7 @@ def lattice_noise(
 
 
 def _values(halves: NDArray[np.uint64], k: int, further: Callable[[int], int], start: int) -> NDArray[np.float64]:
-    """Accepted values of a block of candidates: by floating point where that is beyond doubt, else one by one."""
+    """Accepted values of a block of candidates: in floating point if that is certain, otherwise one by one."""
     thresholds, alias = alias_table()
     top = np.array([t >> 224 for t in thresholds], dtype=np.int64)
     cell, fraction = (halves[0] >> np.uint64(20)).astype(np.int64), (halves[0] & np.uint64(2**20 - 1)).astype(np.int64)
@@ -124,8 +124,8 @@ def _values(halves: NDArray[np.uint64], k: int, further: Callable[[int], int], s
     kept = ((product & np.uint64(2**32 - 1)) >= np.uint64(2**32 % k)) & (u < np.exp(-t))
     negative = (halves[2] >> np.uint64(31)).astype(bool)
     z = np.where(negative, -1.0, 1.0) * (k * high + low)
-    doubtful = (np.abs(u - np.exp(-t)) < 2.0**-29) | (fraction == top[cell]) | (z == 0)
-    for n in np.flatnonzero(doubtful):
+    uncertain = (np.abs(u - np.exp(-t)) < 2.0**-29) | (fraction == top[cell]) | (z == 0)
+    for n in np.flatnonzero(uncertain):
         value = _value(int(halves[0, n]), int(halves[1, n]), int(halves[2, n]), k, further(start + int(n)))
         kept[n] = value is not None
         z[n] = value or 0
@@ -134,7 +134,7 @@ def _values(halves: NDArray[np.uint64], k: int, further: Callable[[int], int], s
 
 
 def _value(first: int, second: int, third: int, k: int, extension: int) -> int | None:
-    """One candidate of the sampler; None if it is rejected."""
+    """Value of one candidate; None if it is rejected."""
     thresholds, alias = alias_table()
     cell, fraction = first >> 20, first & (2**20 - 1)
     if fraction == thresholds[cell] >> 224:
@@ -163,7 +163,7 @@ def _value(first: int, second: int, third: int, k: int, extension: int) -> int |
 
 @lru_cache(maxsize=1)
 def alias_table() -> tuple[list[int], list[int]]:
-    """Return thresholds of 2^244 and aliases for exp(−h²/2·256²), h < 4096, each weight computed separately."""
+    """Thresholds out of 2^244 and aliases for exp(−h²/(2·256²)), h < 4096, with each weight computed separately."""
     with decimal.localcontext() as context:
         context.prec = 140
         weights = [int((decimal.Decimal(-h * h) / 131072).exp() * 2**400) for h in range(4096)]

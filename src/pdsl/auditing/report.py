@@ -1,15 +1,16 @@
-"""Findings of an audit, and the verdict they come to."""
+"""Findings of an audit and its verdict."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
-FALSE_ALARM = 1e-6  # probability, per check
+from pdsl.utils.types import JsonDict
+
+FALSE_ALARM = 1e-6  # probability that a check fails on a correct run
 
 
 class Verdict(IntEnum):
-    """Also the exit code."""
+    """Result of a check or of the audit; also the exit code of `pdsl audit`."""
 
     PASS = 0
     FAIL = 1
@@ -18,25 +19,27 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True)
 class Finding:
+    """Result of one check."""
+
     check: str
     verdict: Verdict
     detail: str
 
 
 @dataclass(frozen=True)
-class Report:
-    """All findings, and the verdict."""
+class AuditReport:
+    """All findings of an audit of a privacy claim."""
 
     claim: str
     findings: list[Finding]
 
     @property
     def verdict(self) -> Verdict:
-        """One failure is a failure; with none, one check that could not be made leaves it open."""
+        """FAIL if any check failed, else INCONCLUSIVE if any check was, else PASS."""
         found = {finding.verdict for finding in self.findings}
         return next(v for v in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS) if v in found)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonDict:
         findings = [{"check": f.check, "verdict": f.verdict.name.lower(), "detail": f.detail} for f in self.findings]
         return {"verdict": self.verdict.name.lower(), "claim": self.claim, "findings": findings}
 
@@ -46,7 +49,7 @@ class Report:
 
 
 def conclude(check: str, problems: Sequence[str], passed: str) -> Finding:
-    """A failure that names the first problem, or a pass that names the coverage."""
+    """Fail with the first problem, or pass with a description of the coverage."""
     if not problems:
         return Finding(check, Verdict.PASS, passed)
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""

@@ -1,64 +1,158 @@
-"""The audit of a run directory, and of a result in memory."""
+"""Audit of a result in memory or of a run directory: all checks, in order."""
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pdsl.auditing.conformance import audit_experiment
-from pdsl.auditing.files import check_files
-from pdsl.auditing.replay import Start
-from pdsl.auditing.report import Finding, Report
-from pdsl.errors import PdslError
+from torch import nn
+
+from pdsl import topology
+from pdsl.algorithms import Algorithm
+from pdsl.auditing.accounts import check_counts, check_end, check_epsilon, check_ledger, check_rows
+from pdsl.auditing.canaries import attack, canary_finding
+from pdsl.auditing.leaks import check_files, check_public, check_public_parts, check_taint
+from pdsl.auditing.noise import check_every_round, check_noise
+from pdsl.auditing.replay import Start, replay
+from pdsl.auditing.report import AuditReport, Finding, Verdict
+from pdsl.auditing.sampling import check_keys, check_sampler
+from pdsl.auditing.sensitivity import check_gradients, check_sensitivity
+from pdsl.data import from_python
+from pdsl.privacy import Ledger
 from pdsl.privacy.statement import statement
-from pdsl.results import Result
-from pdsl.runner import read_ledger, take_up
-from pdsl.runs import RunDirectory
-from pdsl.train import Experiment, state_from
+from pdsl.runs.directory import RunDirectory
+from pdsl.runs.result import Result
+from pdsl.runs.runner import resume
+from pdsl.topology import Graph
+from pdsl.training.experiment import Experiment
+from pdsl.training.records import RoundRecord
+from pdsl.training.trainer import build_trainer, restore_state
+from pdsl.utils.errors import PdslError
+from pdsl.utils.imports import import_object
+from pdsl.utils.random import Streams
+from pdsl.utils.types import JsonDict
+from pdsl.utils.workers import Workers
+
+Check = Callable[[], Finding | list[Finding]]
 
 
-def audit(result: Result, canaries: int | None = None, rounds: int | None = None) -> Report:
-    """Try to refute the privacy statement of a result: any algorithm, model, data and graph.
+def audit(result: Result, canaries: int | None = None, rounds: int | None = None) -> AuditReport:
+    """Try to refute the privacy statement of a result, for any algorithm, model, data and graph.
 
-    canaries: how many to train with; 0 leaves that part out, None takes as many as the model has room for.
-    rounds: how many rounds to train with canaries; None takes all that the claim covers.
+    canaries: number of canaries to train with; 0 skips the attack, None takes as many as the model has room for.
+    rounds: number of rounds to train with canaries; None takes all rounds that the claim covers.
     """
     e, ledger = result.experiment, result.ledger
-    starts = [Start(len(result.rows), result.state)]
-    findings = audit_experiment(e, ledger, result.rows, starts=starts)
-    if ledger is not None and canaries != 0:
-        findings += attack(e, canaries, rounds)
-    return Report(statement(e.config.privacy, ledger, e.mechanisms), findings)
+    findings = audit_experiment(e, ledger, result.rows, starts=[Start(len(result.rows), result.state)])
+    if ledger is not None:
+        findings += _attack(e, canaries, rounds)
+    return AuditReport(statement(e.config.privacy, ledger, e.mechanisms), findings)
 
 
-def audit_run(path: Path, canaries: int | None = None, rounds: int | None = None, **objects: Any) -> Report:
-    """Audit the run in a directory. `objects`: model, data, graph or algorithm that its config cannot name."""
-    e, run = take_up(path, [], **objects)
-    ledger = read_ledger(run)
+def audit_run(path: Path, canaries: int | None = None, rounds: int | None = None, **objects: Any) -> AuditReport:
+    """Audit a run directory. `objects`: the model, data, graph or algorithm if its config cannot name them."""
+    e, run = resume(path, **objects)
+    ledger = run.ledger()
     checkpoints, _ = run.kept()
-    starts = [Start(checkpoint.round, state_from(e.config, checkpoint.tensors)) for checkpoint in checkpoints]
-    findings = audit_experiment(e, ledger, run.rows(), stated_epsilons(run), starts)
+    starts = [Start(checkpoint.round, restore_state(e.config, checkpoint.tensors)) for checkpoint in checkpoints]
+    findings = audit_experiment(e, ledger, run.rows(), _stated_epsilons(run), starts)
     if ledger is not None and e.mechanisms is not None:
         last = next((start.state.x for start in starts if start.after == ledger.rounds), None)
-        findings.append(check_files(e, path, last))
-        if canaries != 0:
-            findings += attack(e, canaries, rounds)
-    return Report(statement(e.config.privacy, ledger, e.mechanisms), findings)
+        findings += [check_files(e, path, last), *_attack(e, canaries, rounds)]
+    return AuditReport(statement(e.config.privacy, ledger, e.mechanisms), findings)
 
 
-def attack(e: Experiment, count: int | None, rounds: int | None) -> list[Finding]:
-    """The findings of the attack with canaries."""
-    from pdsl.auditing.canaries import canaries, canary_finding
+def audit_experiment(
+    e: Experiment,
+    ledger: Ledger | None,
+    rows: Sequence[RoundRecord],
+    stated: Sequence[float | None] = (),
+    starts: Sequence[Start] = (),
+) -> list[Finding]:
+    """Run every check that needs no files. `stated`: the ε written for each agent; `starts`: saved states."""
+    if e.mechanisms is None or ledger is None:
+        return [Finding("claim", Verdict.INCONCLUSIVE, "the run has no noise and makes no claim")]
+    with Workers(e.config.engine.workers) as workers:
+        trainer = build_trainer(e, workers)
+        try:
+            replayed = replay(e, trainer, max(1, ledger.rounds), starts)
+        except Exception as error:  # a user's algorithm may raise any exception
+            return [Finding("replayed rounds", Verdict.FAIL, f"a round cannot be replayed: {error}")]
+        tensors = [shape.numel() for _, shape in e.network.shapes()]
+        per_agent = list(stated) or ledger.epsilon_per_agent
+        noise, messages = trainer.noise, replayed.messages
+        checks: dict[str, Check] = {
+            "ledger": lambda: check_ledger(e, ledger, noise, rows),
+            "replayed rounds": lambda: check_rows(e, replayed, rows),
+            "end of the run": lambda: check_end(e, ledger, rows),
+            "messages counted": lambda: check_counts(e, ledger, replayed),
+            "ε recomputed": lambda: check_epsilon(e, noise, messages, ledger.rounds, per_agent, ledger, rows),
+            "noise": lambda: list(check_noise(noise, messages, tensors, replayed.covered)),
+            "noise of every round": lambda: check_every_round(e, noise, messages, ledger.rounds),
+            "sampler": lambda: check_sampler(e),
+            "noise and batches depend on the key": lambda: check_keys(e),
+            "clipped gradients": lambda: check_gradients(e, trainer.local, replayed.rounds),
+            "sensitivity": lambda: check_sensitivity(e, trainer),
+            "only noisy messages are used": lambda: check_taint(e, trainer, replayed.rounds),
+            "public records": lambda: check_public(e),
+            "public values": lambda: check_public_parts(e),
+        }
+        return [finding for name, check in checks.items() for finding in _run_check(name, check)]
 
+
+def _run_check(name: str, check: Check) -> list[Finding]:
+    """Findings of a check; inconclusive if it raises an exception."""
     try:
-        found = canaries(e, count=count, rounds=rounds)
-    except PdslError as error:
-        from pdsl.auditing.report import Verdict
+        found = check()
+    except Exception as error:  # the code under audit may fail in any way
+        return [Finding(name, Verdict.INCONCLUSIVE, f"the check failed to run: {type(error).__name__}: {error}")]
+    return found if isinstance(found, list) else [found]
 
+
+def _attack(e: Experiment, count: int | None, rounds: int | None) -> list[Finding]:
+    """Findings of the attack with canaries; none if `count` is 0."""
+    if count == 0:
+        return []
+    try:
+        found = attack(e, count=count, rounds=rounds)
+    except PdslError as error:
         return [Finding("canaries", Verdict.INCONCLUSIVE, str(error))]
     return [canary_finding(found, found.claim)]
 
 
-def stated_epsilons(run: RunDirectory) -> list[float | None]:
-    """The ε of each agent as it stands in the ledger's file; [] for a run that has not finished."""
+def _stated_epsilons(run: RunDirectory) -> list[float | None]:
+    """ε of each agent as written in ledger.json; [] for an unfinished run."""
     stored = json.loads(run.read("ledger.json") or b'{"agents": []}')
     return [agent["epsilon"] for agent in stored["agents"] if "epsilon" in agent]
+
+
+def import_objects(
+    run: Path, *, algorithm: str | None, model: str | None, data: str | None, graph: str | None
+) -> JsonDict:
+    """Import a user's objects by their paths, as keyword arguments of `audit_run`; functions are called."""
+    stored = RunDirectory.open(run).config()
+    found: JsonDict = {}
+    if algorithm is not None:
+        kind = import_object(algorithm, "--algorithm")
+        if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
+            raise PdslError(f"--algorithm {algorithm} is not a subclass of pdsl.Algorithm; give a class that is")
+        found["algorithm"] = kind
+    if model is not None:
+        module = _import_instance(model, "--model", nn.Module)
+        if not isinstance(module, nn.Module):
+            raise PdslError(f"--model {model} is a {type(module).__name__}; give a torch.nn.Module")
+        found["model"] = module
+    if graph is not None:
+        given = _import_instance(graph, "--graph", Graph)
+        found["graph"] = given if isinstance(given, Graph) else topology.from_networkx(given)
+    if data is not None:
+        given = _import_instance(data, "--data")
+        fraction = stored.get("data", {}).get("test_fraction", 0.2)
+        found["data"] = from_python(given, Streams(stored.get("seed", 0)), fraction)
+    return found
+
+
+def _import_instance(path: str, option: str, *kinds: type) -> Any:
+    """Import an object; call it if it is callable and not an instance of `kinds`."""
+    given = import_object(path, option)
+    return given() if callable(given) and not isinstance(given, kinds) else given

@@ -1,4 +1,4 @@
-"""Checks of the batches and of the keys: each record is drawn independently at the claimed rate, from a secret."""
+"""Checks of batches and keys: each record is drawn independently at the claimed rate, from the run's key."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,25 +11,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pdsl import graph as graphs
+from pdsl import topology
 from pdsl.auditing import reference
 from pdsl.auditing.report import FALSE_ALARM, Finding, conclude
 from pdsl.data import Batches
-from pdsl.models import Network
-from pdsl.parallel import Workers
+from pdsl.models.network import Network
 from pdsl.privacy import Noise
-from pdsl.randomness import SecretStreams, Streams
-from pdsl.train import Experiment, bond_of
+from pdsl.training.experiment import Experiment, make_seal
+from pdsl.utils.random import SecretStreams, Streams
+from pdsl.utils.types import JsonDict
+from pdsl.utils.workers import Workers
 
-BATCHES = 400  # drawn per agent
+BATCHES = 400  # per agent
 MAX_CELLS = 4_000_000  # records times batches of one agent
-MAX_DRAWN = 600_000  # records of batches that are drawn again
-KEYS = 3000  # fresh ones, among which none may come twice
-Membership = NDArray[np.float64]
+MAX_DRAWN = 600_000  # records in recomputed batches
+KEYS = 3000  # fresh keys tested for repetition and bias
+Membership = NDArray[np.float64]  # [batches, records] of 0 and 1
 
 
 def check_sampler(e: Experiment) -> Finding:
-    """Records are drawn independently, at the rate that was charged."""
+    """Check that records are drawn independently, at the charged rate."""
     assert e.mechanisms is not None
     batches, mechanisms = e.batches, e.mechanisms
     problems = [*_check_parts(e), *_check_rate(e), *_check_draws(e)]
@@ -40,18 +41,18 @@ def check_sampler(e: Experiment) -> Finding:
             problems += _check_agent(i, members[i], mechanisms[i].rate, batches)
     if mechanisms[0].rate is not None and mechanisms[0].rate < 1:
         problems += _check_agents_apart(members, mechanisms[0].rate)
-    said = "fixed-size batches" if mechanisms[0].rate is None else f"rate {mechanisms[0].rate:.4g}"
-    return conclude("sampler", problems, f"{said}; {len(members)} agents, each record, batch size, pair of batches")
+    rate = "fixed-size batches" if mechanisms[0].rate is None else f"rate {mechanisms[0].rate:.4g}"
+    return conclude("sampler", problems, f"{rate}; {len(members)} agents, each record, batch size, pair of batches")
 
 
 def _check_parts(e: Experiment) -> list[str]:
-    """No record is held twice: it would move messages by more than Δ."""
+    """Check that no record is held twice, because it would then move messages by more than Δ."""
     problems = []
     seen: dict[int, int] = {}
     for i in e.engine.agents:
         for record in e.parts[i].tolist():
             if record in seen:
-                problems.append(f"record {record} is held by agent {seen[record]} and again by agent {i}")
+                problems.append(f"record {record} is held by agent {seen[record]} and by agent {i}")
             seen[record] = i
         if len(e.parts[i]) != e.batches.sizes[i]:
             problems.append(f"agent {i} draws from {e.batches.sizes[i]} records and has {len(e.parts[i])}")
@@ -59,7 +60,7 @@ def _check_parts(e: Experiment) -> list[str]:
 
 
 def _check_draws(e: Experiment) -> list[str]:
-    """Batches of the run's rounds, drawn again from the key by the audit's own code; a seeded sample of many."""
+    """Check the batches, or a seeded sample of them, against the ones that `reference` draws from the key."""
     assert e.mechanisms is not None
     rate = e.mechanisms[0].rate
     if rate is None:
@@ -78,26 +79,26 @@ def _check_draws(e: Experiment) -> list[str]:
         if budget < 0:
             break
         if not np.array_equal(e.batches.draw(i, t, step).numpy(), reference.batch(e.streams, n, rate, i, t, step)):
-            problems.append(f"agent {i}: the batch of round {t} is not the one that its key and the rate give")
+            problems.append(f"agent {i}: the batch of round {t} does not follow from the key and the rate")
     return problems
 
 
 def _check_rate(e: Experiment) -> list[str]:
-    """The charged rate and the divisor are the public constants that the settings name."""
+    """Check that the charged rate and the divisor are the public constants of the settings."""
     assert e.mechanisms is not None
     b, settings = e.batches, e.config.batch
     if settings.sampler == "fixed":
-        return ["charged with amplification by sampling, which fixed batches do not give"] * any(
+        return ["charged with amplification by sampling, which fixed-size batches do not have"] * any(
             m.rate is not None for m in e.mechanisms
         )
     published = e.data.published
     public = settings.records or (published / e.graph.agents if published else None)
     if public is None and settings.rate is None:
-        # between organisations it is the plan's
+        # between peers it is in the plan
         public = b.records if e.streams.secret else math.fsum(b.sizes) / len(b.sizes)
     rate = settings.rate or min(1.0, settings.size / (public or 1.0))
     problems = [
-        f"agent {i} is charged for rate {m.rate}, but the settings give {rate:.6g}"
+        f"agent {i} is charged with rate {m.rate}, but the settings give {rate:.6g}"
         for i, m in enumerate(e.mechanisms)
         if m.rate is None or not math.isclose(m.rate, rate, rel_tol=1e-9)
     ]
@@ -111,7 +112,7 @@ def _check_rate(e: Experiment) -> list[str]:
 
 
 def _membership(batches: Batches, agent: int, steps: int) -> Membership:
-    """Which records are in which batch, in the order in which a run draws them: [batches, n] of 0 and 1."""
+    """Membership of records in batches, in the order in which a run draws them."""
     n = batches.sizes[agent]
     count = max(60, min(BATCHES, MAX_CELLS // n))
     member = np.zeros((count, n))
@@ -153,7 +154,7 @@ def _check_agent(agent: int, member: Membership, rate: float | None, batches: Ba
     for apart in (1, 2):
         again = int((member[apart:] * member[:-apart]).sum())
         cells = (count - apart) * n
-        # pairs that share a batch are not independent: the variance is taken from the data's own products
+        # products within a batch are not independent, so the variance is taken three times as large
         z = (again / cells - rate**2) / math.sqrt(rate**2 * (1 - rate) * (1 + rate) / cells * 3)
         if abs(z) > stats.norm.isf(FALSE_ALARM):
             problems.append(f"agent {agent}: batches {apart} apart are not independent")
@@ -162,7 +163,7 @@ def _check_agent(agent: int, member: Membership, rate: float | None, batches: Ba
 
 
 def _check_pairs(agent: int, member: Membership, rate: float, batches: Batches) -> list[str]:
-    """No two records are drawn together, or never together."""
+    """Check that no two records are together in too many or too few batches."""
     from scipy import stats
 
     count, some = len(member), member[:, :600]
@@ -170,7 +171,7 @@ def _check_pairs(agent: int, member: Membership, rate: float, batches: Batches) 
     n = len(together)
     if n < 2:
         return []
-    fixed = batches.settings.sampler == "fixed"  # then a pair is a little rarer: (B − 1)/(n − 1) for the second
+    fixed = batches.settings.sampler == "fixed"  # then the second of a pair has probability (B − 1)/(n − 1)
     both = rate * ((batches.settings.size - 1) / max(1, member.shape[1] - 1) if fixed else rate)
     np.fill_diagonal(together, np.nan)
     for extreme in (np.nanargmax(together), np.nanargmin(together)):
@@ -182,7 +183,7 @@ def _check_pairs(agent: int, member: Membership, rate: float, batches: Batches) 
 
 
 def _outside(statistic: float, degrees: int, expected: float) -> bool:
-    """A χ² statistic of binomial counts beyond chance; wider where counts are small."""
+    """Whether a χ² statistic of binomial counts is beyond chance; the limit is wider if counts are small."""
     from scipy import stats
 
     z = (statistic - degrees) / math.sqrt(degrees * (2 + 1 / max(expected, 0.05)))
@@ -190,7 +191,7 @@ def _outside(statistic: float, degrees: int, expected: float) -> bool:
 
 
 def _check_agents_apart(members: dict[int, Membership], rate: float) -> list[str]:
-    """Agents draw independently: not the same places."""
+    """Check that agents draw independently of each other."""
     from scipy import stats
 
     problems = []
@@ -200,61 +201,54 @@ def _check_agents_apart(members: dict[int, Membership], rate: float) -> list[str
         x, y = (m[:rows, :columns] - rate for m in (members[a], members[b]))
         z = float((x * y).sum()) / (rate * (1 - rate) * math.sqrt(rows * columns))
         if abs(z) > stats.norm.isf(FALSE_ALARM / len(agents)):
-            problems.append(f"agents {a} and {b} draw the same places")
+            problems.append(f"agents {a} and {b} draw the same positions")
     return problems
 
 
 def check_keys(e: Experiment) -> Finding:
-    """Noise and batches change with the key, the context, the agent, the purpose, the round and the peer."""
+    """Check that noise and batches depend on key, context, agent, purpose, round and peer."""
     assert e.mechanisms is not None
     streams = e.streams
     agent = e.engine.agents[0]
     problems: list[str] = []
     if (e.config.privacy.randomness == "system") != isinstance(streams, SecretStreams):
-        problems.append("noise and batches do not come from the source that the settings name")
-    base = _draw(streams, e.batches, agent, e.network.d)
-    others: dict[str, Streams] = {"another seed": _with_seed(streams, e.config.seed + 1)}
+        problems.append("noise and batches do not come from the source named in the settings")
+    base = _draw(streams, e.batches, agent, e.network.num_parameters)
+    others: dict[str, Streams] = {"another seed": type(streams)(e.config.seed + 1)}
     if isinstance(streams, SecretStreams):
         others = {
-            "another secret key": SecretStreams(e.config.seed).bind(e.bond.context),
-            "another context": SecretStreams(e.config.seed, streams.key).bind(b"another" + e.bond.context),
+            "another secret key": SecretStreams(e.config.seed).bind(e.seal.context),
+            "another context": SecretStreams(e.config.seed, streams.key).bind(b"another" + e.seal.context),
         }
         problems += _check_entropy(streams.key)
         if (
-            e.bond.secret != streams.key
-            or streams.bind(e.bond.context).bits("noise", 0, 1).key != streams.bits("noise", 0, 1).key
+            e.seal.secret != streams.key
+            or streams.bind(e.seal.context).bits("noise", 0, 1).key != streams.bits("noise", 0, 1).key
         ):
-            problems.append("noise is not derived from the secret and everything that shapes a message")
+            problems.append("noise is not derived from the secret and everything that determines a message")
     for name, other in others.items():
-        for kind, (a, b) in zip(
-            ("noise", "batches"), zip(base, _draw(other, e.batches, agent, e.network.d), strict=True), strict=True
-        ):
-            if _alike(a, b):
-                problems.append(f"{kind} are the same with {name}")
-    problems += _check_arguments(streams)
-    problems += _check_derivation(streams)
-    problems += _check_context(e)
+        drawn = _draw(other, e.batches, agent, e.network.num_parameters)
+        for kind, a, b in zip(("noise", "batches"), base, drawn, strict=True):
+            if _correlated(a, b):
+                problems.append(f"{kind}: the same with {name}")
+    problems += _check_arguments(streams) + _check_derivation(streams) + _check_context(e)
     return conclude(
         "noise and batches depend on the key", problems, f"{', '.join(others)}, agent, round, peer and purpose"
     )
 
 
 def _check_entropy(key: bytes) -> list[str]:
-    """Keys are 32 bytes of which each bit is fair, and none comes twice."""
+    """Check that keys are 32 bytes of fair bits, and that none is repeated."""
     fresh = [SecretStreams(0).key for _ in range(KEYS)]
     if len(key) != 32 or len(set(fresh)) < KEYS or key in fresh:
-        return ["secret keys come twice, or are not 32 bytes"]
+        return ["secret keys are repeated, or are not 32 bytes"]
     bits = np.unpackbits(np.frombuffer(b"".join(fresh), dtype=np.uint8)).reshape(KEYS, -1)
     off = np.abs(bits.mean(0) - 0.5).max() * 2 * math.sqrt(KEYS)
-    return ["secret keys have bits that are known"] if off > 6.5 else []
-
-
-def _with_seed(streams: Streams, seed: int) -> Streams:
-    return type(streams)(seed)
+    return ["secret keys have predictable bits"] if off > 6.5 else []
 
 
 def _draw(streams: Streams, batches: Batches, agent: int, d: int) -> tuple[Tensor, Tensor]:
-    """Some noise bits and the batches of some rounds, through the paths that training uses."""
+    """One noise vector and the batches of six rounds, drawn as in training."""
     with Workers(1) as workers:
         noise = Noise([1.0] * (agent + 1), streams, workers)
         ends = torch.tensor([agent])
@@ -266,8 +260,8 @@ def _draw(streams: Streams, batches: Batches, agent: int, d: int) -> tuple[Tenso
     return noisy, member.flatten()
 
 
-def _alike(a: Tensor, b: Tensor) -> bool:
-    """Equal, or correlated beyond chance; a vector without variance says nothing."""
+def _correlated(a: Tensor, b: Tensor) -> bool:
+    """Whether two vectors are equal or correlated beyond chance; False if one is constant."""
     a, b = a.double() - a.double().mean(), b.double() - b.double().mean()
     if float(a.norm()) == 0 or float(b.norm()) == 0:
         return False
@@ -275,7 +269,7 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 
 
 def _check_derivation(streams: Streams) -> list[str]:
-    """Bits and further bits are those of the documented derivation."""
+    """Check that random bits are derived from the key as documented."""
     for place in (("noise", 0, 1, 2), ("noise.1.1", 3, 7, 0), ("batch", 1, 5, -1), ("batch.2.0", 0, 99, -1)):
         bits = streams.bits(*place)
         same = bits.read(64).tolist() == reference.random_words(streams, *place, 64).tolist()
@@ -285,23 +279,23 @@ def _check_derivation(streams: Streams) -> list[str]:
 
 
 def _check_context(e: Experiment) -> list[str]:
-    """The seal changes with everything that shapes a message, so that a changed copy draws other noise."""
+    """Check that the seal depends on everything that determines a message, so a changed copy draws other noise."""
     assert e.mechanisms is not None
     config, records = e.config, (e.data.x, e.data.y)
     other_noise = [replace(m, sigma=1.5 * m.sigma) for m in e.mechanisms]
     privacy = config.privacy.model_copy(update={"max_grad_norm": 2 * config.privacy.max_grad_norm})
-    module = e.network.to_module(e.network.elsewhere())
+    module = e.network.to_module(e.network.perturbed_parameters())
     shifted = Network(module, str(e.network.device))
 
     def context(**changes: Any) -> bytes:
-        given: dict[str, Any] = {
+        given: JsonDict = {
             "config": config,
             "network": e.network,
             "agreed": e.mechanisms,
             "records": records,
             "graph": e.graph,
         }
-        return bond_of(streams=e.streams, **(given | changes)).context
+        return make_seal(streams=e.streams, **(given | changes)).context
 
     base = context()
     changed = {
@@ -310,7 +304,7 @@ def _check_context(e: Experiment) -> list[str]:
         "another clip": context(config=config.model_copy(update={"privacy": privacy})),
         "another seed": context(config=config.model_copy(update={"seed": config.seed + 1})),
         "another model": context(network=shifted),
-        "another graph": context(graph=graphs.full(e.graph.agents + 1)),
+        "another graph": context(graph=topology.full(e.graph.agents + 1)),
     }
     return [
         f"a copy of the run with {name} would draw the same noise" for name, other in changed.items() if other == base
@@ -318,6 +312,7 @@ def _check_context(e: Experiment) -> list[str]:
 
 
 def _check_arguments(streams: Streams) -> list[str]:
+    """Check that random bits depend on every argument, and are the same when drawn again."""
     calls: dict[str, Callable[[], Sequence[int]]] = {
         "agent": lambda: streams.bits("noise", 1, 1, 1).read(4).tolist(),
         "round": lambda: streams.bits("noise", 0, 2, 1).read(4).tolist(),
@@ -326,7 +321,7 @@ def _check_arguments(streams: Streams) -> list[str]:
         "step": lambda: streams.bits("noise.1.0", 0, 1, 1).read(4).tolist(),
     }
     base = streams.bits("noise", 0, 1, 1).read(4).tolist()
-    problems = [f"random bits are the same for another {name}" for name, call in calls.items() if call() == base]
+    problems = [f"random bits do not depend on the {name}" for name, call in calls.items() if call() == base]
     if streams.bits("noise", 0, 1, 1).read(4).tolist() != base:
-        problems.append("random bits differ when they are drawn again: a message sent again would not be the same")
+        problems.append("random bits differ when drawn again, so a repeated message would differ")
     return problems

@@ -1,4 +1,4 @@
-"""Checks of the gradients: they are the claimed clipped sums, and no record moves a message further than Δ."""
+"""Checks of the gradients: they are correctly clipped sums, and no record moves a message by more than Δ."""
 
 import math
 from collections.abc import Sequence
@@ -8,54 +8,52 @@ import torch
 from torch import Tensor
 
 from pdsl.auditing import reference
-from pdsl.auditing.recorders import Asked
-from pdsl.auditing.replay import ReplayedRound
+from pdsl.auditing.accounts import divisor
+from pdsl.auditing.replay import RecordedGradient, ReplayedRound
 from pdsl.auditing.report import Finding, conclude
 from pdsl.data import Batches
-from pdsl.gradients import Owners, clip_factors
-from pdsl.models import channels_last
-from pdsl.train import Apparatus, Experiment
+from pdsl.gradients.clipping import LocalGradients, clip_factors
+from pdsl.models.network import channels_last
+from pdsl.training.experiment import Experiment
+from pdsl.training.trainer import Trainer
 
-MAX_RECORDS = 6_000  # gradients taken one record at a time, in all
-ADDITIVE = 1e-12  # of C, per record: float64, and the same bits in any batch
-TOLERANCE = 1e-4  # relative: a batch rounds otherwise than a record alone
-MAX_AGENTS = 24  # tried with hostile records; each kind of record at some of them
+MAX_RECORDS = 6_000  # gradients computed one record at a time, over all checks
+ADDITIVE = 1e-12  # of C, per record: sums are in float64, and records have the same bits in any batch
+TOLERANCE = 1e-4  # relative: a batch rounds differently from a single record
+MAX_AGENTS = 24  # tested with adversarial records
 
 
-def check_gradients(e: Experiment, owners: Owners, rounds: Sequence[ReplayedRound]) -> Finding:
-    """Gradients of replayed rounds against those of `reference`: every agent at least once, as far as there is time."""
+def check_gradients(e: Experiment, local: LocalGradients, rounds: Sequence[ReplayedRound]) -> Finding:
+    """Check gradients of replayed rounds against `reference`, at least one for every agent."""
     problems: list[str] = []
     checked = 0
     left = MAX_RECORDS
     covered: set[int] = set()
-    # each agent's gradients in turn: first one of every agent, from early and late rounds, then further ones
-    order = sorted((n, r.t, a.agent) for r in rounds for n, a in enumerate(_turns(r.asked)))
-    by_turn = {(n, r.t, a.agent): a for r in rounds for n, a in enumerate(_turns(r.asked))}
-    for key in order:
-        asked = by_turn[key]
-        if asked.agent in e.rogues:
+    # one gradient of every agent first, from early and late rounds, then further ones
+    by_turn = {(n, r.t, g.agent): g for r in rounds for n, g in enumerate(_interleave(r.gradients))}
+    for key in sorted(by_turn):
+        g = by_turn[key]
+        if g.agent in e.attackers:
             continue
-        batch = e.batches.draw(asked.agent, asked.round, asked.step)
+        batch = e.batches.draw(g.agent, g.round, g.step)
         if len(batch) > left and covered >= set(e.engine.agents):
             break
         left -= len(batch)
-        want = _expected(e, owners, asked, batch)
-        off, size = float((asked.clipped.double() - want).norm()), float(want.norm())
+        expected = _expected(e, local, g, batch)
+        error, size = float((g.clipped.double() - expected).norm()), float(expected.norm())
         checked += 1
-        covered.add(asked.agent)
-        if not off <= TOLERANCE * size + 1e-5 * owners.C / e.batches.divisor(asked.agent):
+        covered.add(g.agent)
+        if not error <= TOLERANCE * size + 1e-5 * local.C / e.batches.divisor(g.agent):
             problems.append(
-                f"agent {asked.agent}'s gradient in round {asked.round} is {off / max(size, 1e-300):.2g} of its size"
-                " away from the clipped sum of its batch"
+                f"agent {g.agent}'s gradient in round {g.round} differs from the clipped sum of its batch by"
+                f" {error / max(size, 1e-300):.2g} of its norm"
             )
-    problems += _check_clip(owners.C) + _check_other_clips(e, owners) + _check_additive(e, owners)
-    return conclude(
-        "clipped gradients", problems, f"{checked} computed again one record at a time, {len(covered)} agents"
-    )
+    problems += _check_clip(local.C) + _check_other_clips(e, local) + _check_additive(e, local)
+    return conclude("clipped gradients", problems, f"{checked} recomputed one record at a time, {len(covered)} agents")
 
 
 def _check_clip(C: float) -> list[str]:
-    """The contract of a clip factor, for norms that no record here has."""
+    """Check clip factors for extreme norms."""
     norms = torch.tensor([0.0, 1e-300, 1e-40, 0.5, 1.0, 1 + 1e-12, 1 + 1e-7, 3.0, 1e20, 1e39, 1e44, 1e150]).double() * C
     norms = torch.cat([norms, torch.tensor([math.inf, math.nan]).double()])
     factors = clip_factors(norms.square(), C).double()
@@ -63,149 +61,135 @@ def _check_clip(C: float) -> list[str]:
     wrong = ~factors.isfinite() | (finite & (factors * norms > C * (1 + 1e-14))) | (~finite & (factors != 0))
     wrong |= finite & (factors < 1 - 1e-12) & (norms <= C)
     return [
-        f"a gradient of norm {float(n):g} is clipped by {float(f):g}"
+        f"a gradient of norm {float(n):g} has clip factor {float(f):g}"
         for n, f in zip(norms[wrong], factors[wrong], strict=True)
     ]
 
 
-def _check_other_clips(e: Experiment, owners: Owners) -> list[str]:
-    """With a larger and a smaller C the same path gives the sums of that C."""
+def _check_other_clips(e: Experiment, local: LocalGradients) -> list[str]:
+    """Check the sums with a larger and a smaller C."""
     if e.config.privacy.clipping != "per-sample":
         return []
-    agent = max((i for i in e.engine.agents if i not in e.rogues), key=lambda i: e.batches.sizes[i], default=None)
+    agent = max((i for i in e.engine.agents if i not in e.attackers), key=lambda i: e.batches.sizes[i], default=None)
     if agent is None:
         return []
     t = next((t for t in range(1, 40) if len(e.batches.draw(agent, t)) > 1), 1)
-    batch, x, problems = e.batches.draw(agent, t)[:400], e.network.elsewhere(), []
-    inputs, labels = channels_last(owners.inputs[agent][batch]), owners.labels[agent][batch]
+    batch, x, problems = e.batches.draw(agent, t)[:400], e.network.perturbed_parameters(), []
+    inputs, labels = channels_last(local.inputs[agent][batch]), local.labels[agent][batch]
     for factor in (1e6, 0.05):
-        C = factor * owners.C
-        found = replace(owners, C=C).on(x, inputs, labels, 1.0).double()
+        C = factor * local.C
+        found = replace(local, C=C).on(x, inputs, labels, 1.0).double()
         want = reference.clipped_sum(e.network, x, inputs, labels, C)
         if not float((found - want).norm()) <= TOLERANCE * float(want.norm()):
-            problems.append(f"with a clip of {C:g} the sum is another than the clipped records'")
+            problems.append(f"with C = {C:g} the sum differs from that of the clipped records")
     return problems
 
 
-def _check_additive(e: Experiment, owners: Owners) -> list[str]:
-    """A batch's sum is that of its records' own sums to the last digits of float64: records do not round each other."""
+def _check_additive(e: Experiment, local: LocalGradients) -> list[str]:
+    """Check that the sum of a batch is the sum over its single records, to the last digits of float64."""
     agent = max((i for i in e.engine.agents), key=lambda i: e.batches.sizes[i])
     some = slice(0, min(100, e.batches.sizes[agent]))
-    inputs, labels, x = owners.inputs[agent][some], owners.labels[agent][some], e.network.elsewhere()
+    inputs, labels, x = local.inputs[agent][some], local.labels[agent][some], e.network.perturbed_parameters()
     if e.config.privacy.clipping != "per-sample" or len(labels) < 2:
         return []
-    each = [owners.on(x, inputs[n : n + 1], labels[n : n + 1], 1.0).double() for n in range(len(labels))]
-    whole, parts = owners.on(x, inputs, labels, 1.0).double(), torch.stack(each).sum(0)
-    off = float((whole - parts).norm()) / (owners.C * len(labels))
-    return [f"a batch's sum is off by {off:.2g} of C per record from the sum of its records'"] if off > ADDITIVE else []
+    each = [local.on(x, inputs[n : n + 1], labels[n : n + 1], 1.0).double() for n in range(len(labels))]
+    whole, parts = local.on(x, inputs, labels, 1.0).double(), torch.stack(each).sum(0)
+    error = float((whole - parts).norm()) / (local.C * len(labels))
+    if error > ADDITIVE:
+        return [f"the sum of a batch differs from the sum over its records by {error:.2g} of C per record"]
+    return []
 
 
-def _turns(asked: Sequence[Asked]) -> list[Asked]:
+def _interleave(gradients: Sequence[RecordedGradient]) -> list[RecordedGradient]:
     """One gradient of every agent, then a second of every agent, …"""
-    by_agent: dict[int, list[Asked]] = {}
-    for a in asked:
-        by_agent.setdefault(a.agent, []).append(a)
-    longest = max((len(of) for of in by_agent.values()), default=0)
-    return [of[n] for n in range(longest) for of in by_agent.values() if n < len(of)]
+    by_agent: dict[int, list[RecordedGradient]] = {}
+    for g in gradients:
+        by_agent.setdefault(g.agent, []).append(g)
+    longest = max((len(own) for own in by_agent.values()), default=0)
+    return [own[n] for n in range(longest) for own in by_agent.values() if n < len(own)]
 
 
-def _expected(e: Experiment, owners: Owners, asked: Asked, batch: Tensor) -> Tensor:
-    inputs, targets = channels_last(owners.inputs[asked.agent][batch]), owners.labels[asked.agent][batch]
-    divisor = _divisor(e, asked.agent)
-    if asked.teacher is not None and len(batch):
-        targets = reference.distilled(e.network, asked.teacher, inputs, targets)
+def _expected(e: Experiment, local: LocalGradients, recorded: RecordedGradient, batch: Tensor) -> Tensor:
+    """Clipped gradient by `reference`."""
+    agent = recorded.agent
+    inputs, targets = channels_last(local.inputs[agent][batch]), local.labels[agent][batch]
+    if recorded.teacher is not None and len(batch):
+        targets = reference.distillation_targets(e.network, recorded.teacher, inputs, targets)
     C = e.config.privacy.max_grad_norm
     if e.config.privacy.clipping == "per-sample":
-        return reference.clipped_sum(e.network, asked.x, inputs, targets, C) / divisor
+        return reference.clipped_sum(e.network, recorded.x, inputs, targets, C) / divisor(e, agent)
     if len(batch) == 0:
-        return torch.zeros(e.network.d, dtype=torch.float64)
-    g = reference.gradient(e.network, asked.x, inputs, targets) / divisor
+        return torch.zeros(e.network.num_parameters, dtype=torch.float64)
+    g = reference.gradient(e.network, recorded.x, inputs, targets) / divisor(e, agent)
     norm = float(g.norm())
     return g / max(1.0, norm / C) if math.isfinite(norm) else torch.zeros_like(g)
 
 
-def _divisor(e: Experiment, agent: int) -> float:
-    size = float(e.config.batch.size)
-    if e.config.batch.sampler == "fixed":
-        return min(size, float(e.batches.sizes[agent]))
-    return size if e.config.batch.rate else min(size, e.batches.records)
+def check_sensitivity(e: Experiment, trainer: Trainer) -> Finding:
+    """Check that adversarial records move a message by at most Δ, computed as in training.
 
-
-def check_sensitivity(e: Experiment, parts: Apparatus) -> Finding:
-    """Hostile records through the very path that training uses: full batches, every agent, several models.
-
-    A record joins an agent's data as its last one. In a round that draws it the agent's message moves by at most Δ, and
-    in a round that does not it stays the same, bit for bit.
+    A record is appended to an agent's data. In a round that draws it, the agent's message moves by at most Δ. In a
+    round that does not draw it, the message stays the same, bit for bit.
     """
     assert e.mechanisms is not None
     problems: list[str] = []
     worst, tried = 0.0, 0
     agents = [i for i in e.engine.agents if e.batches.sizes[i]]
     agents = agents[:: max(1, -(-len(agents) // MAX_AGENTS))]
+    local, models = trainer.local, _models(e)
+    share = 1 if len(agents) <= 4 else 2  # at each agent, one in `share` pairs of record and model is tried
     for place, agent in enumerate(agents):
-        base = parts.owners
         delta = e.mechanisms[agent].sensitivity
-        hostile = _hostile(base.inputs[agent], base.labels[agent], e.data.classes)
-        models = _models(e)
-        names = list(hostile)
-        share = 1 if len(agents) <= 4 else 2  # of the pairs of model and record, at each agent
-        for n, name in enumerate(names):
+        records = _adversarial(local.inputs[agent], local.labels[agent], e.data.classes)
+        for n, name in enumerate(records):
             for m, (model, x) in enumerate(models.items()):
                 if (n + m + place) % share:
                     continue
                 for drawn, whole in ((True, False), (False, False), (True, True)):
                     if whole and (n or m):
                         continue
-                    moved = _moved(_with_all_records(base) if whole else base, agent, hostile[name], x, drawn)
+                    moved = _moved(_with_all_records(local) if whole else local, agent, records[name], x, drawn)
                     if moved is None:
                         continue
                     tried += 1
                     limit = delta * (1 + 1e-6) if drawn else 0.0
-                    if not moved <= limit:  # NaN is not
-                        how = f"{name} joining agent {agent} at {model}" + (
-                            "" if drawn else ", though it is not drawn,"
+                    if not moved <= limit:  # also if it is NaN
+                        drawn_or_not = "" if drawn else ", although not drawn,"
+                        problems.append(
+                            f"{name} added to agent {agent} at {model}{drawn_or_not} moves a message by {moved:.4g},"
+                            f" but Δ is {delta:.4g}"
                         )
-                        problems.append(f"{how} moves a message by {moved:.4g}, Δ is {delta:.4g}")
                     elif drawn:
                         worst = max(worst, moved / delta)
-    return conclude(
-        "sensitivity", problems, f"{tried} hostile records at {len(agents)} agents, the worst reached {worst:.1%} of Δ"
-    )
+    tested = f"{tried} adversarial records at {len(agents)} agents"
+    return conclude("sensitivity", problems, f"{tested}; the worst moved a message by {worst:.1%} of Δ")
 
 
-def _moved(base: Owners, agent: int, record: tuple[Tensor, Tensor], x: Tensor, drawn: bool) -> float | None:
-    """How far a joining record moves the agent's gradient in a round that draws it, or in one that does not."""
+def _moved(base: LocalGradients, agent: int, record: tuple[Tensor, Tensor], x: Tensor, drawn: bool) -> float | None:
+    """Distance by which a record moves the agent's gradient in a round that draws it, or in one that does not."""
     n = base.batches.sizes[agent]
+    if base.batches.settings.sampler == "fixed":  # the last record is replaced
+        n -= 1
     sizes = list(base.batches.sizes)
     sizes[agent] = n + 1
-    larger = replace(base.batches, sizes=sizes)
-    fixed = base.batches.settings.sampler == "fixed"
+    batches = replace(base.batches, sizes=sizes)
     joined = replace(
         base,
-        inputs=_replaced(base.inputs, agent, torch.cat([base.inputs[agent], record[0]])),
-        labels=_replaced(base.labels, agent, torch.cat([base.labels[agent], record[1]])),
-        batches=larger,
+        inputs=_replace_item(base.inputs, agent, torch.cat([base.inputs[agent][:n], record[0]])),
+        labels=_replace_item(base.labels, agent, torch.cat([base.labels[agent][:n], record[1]])),
+        batches=batches,
         repeated={},
     )
-    alone = replace(base, repeated={})
-    if fixed:  # a record is replaced: the last one, in both
-        joined = replace(
-            base,
-            inputs=_replaced(base.inputs, agent, torch.cat([base.inputs[agent][:-1], record[0]])),
-            labels=_replaced(base.labels, agent, torch.cat([base.labels[agent][:-1], record[1]])),
-            repeated={},
-        )
-        larger, n = base.batches, n - 1
-    t = next((t for t in range(1, 40) if (n in larger.draw(agent, t).tolist()) == drawn), None)
+    t = next((t for t in range(1, 40) if (n in batches.draw(agent, t).tolist()) == drawn), None)
     if t is None:
         return None
-    who = torch.tensor([agent])
-    with_it = joined.gradients(t, who, x[None])[0].double()
-    return float((with_it - alone.gradients(t, who, x[None])[0].double()).norm())
+    agents = torch.tensor([agent])
+    with_record = joined.gradients(t, agents, x[None])[0].double()
+    return float((with_record - replace(base, repeated={}).gradients(t, agents, x[None])[0].double()).norm())
 
 
-def _with_all_records(base: Owners) -> Owners:
-    """The same with batches of all records."""
+def _with_all_records(base: LocalGradients) -> LocalGradients:
+    """Copy whose batches contain all records."""
     if base.batches.settings.sampler == "fixed":
         return base
     settings = base.batches.settings.model_copy(update={"rate": 1.0, "records": None})
@@ -213,22 +197,22 @@ def _with_all_records(base: Owners) -> Owners:
 
 
 class _AllRecords(Batches):
-    """Every record in every batch, over the divisor of the run."""
+    """Batches of all records, with the divisor of the run."""
 
     def divisor(self, agent: int) -> float:
         return min(float(self.settings.size), self.records)
 
 
-def _replaced(values: list[Tensor], at: int, value: Tensor) -> list[Tensor]:
+def _replace_item(values: list[Tensor], at: int, value: Tensor) -> list[Tensor]:
     return [value if n == at else old for n, old in enumerate(values)]
 
 
 def _models(e: Experiment) -> dict[str, Tensor]:
-    other = e.network.elsewhere()
-    return {"the first model": e.network.start(), "another model": other, "a wild model": 50 * other}
+    other = e.network.perturbed_parameters()
+    return {"the initial model": e.network.initial_parameters(), "another model": other, "a large model": 50 * other}
 
 
-def _hostile(inputs: Tensor, labels: Tensor, classes: int) -> dict[str, tuple[Tensor, Tensor]]:
+def _adversarial(inputs: Tensor, labels: Tensor, classes: int) -> dict[str, tuple[Tensor, Tensor]]:
     one, label = inputs[:1], labels[:1]
     other = (label + 1) % classes
     infinite = one.clone()
@@ -239,7 +223,7 @@ def _hostile(inputs: Tensor, labels: Tensor, classes: int) -> dict[str, tuple[Te
         "a record 1e18 times as large": (one * 1e18, label),
         "a record of 1e37": (torch.full_like(one, 1e37), other),
         "a record of 1e-40": (torch.full_like(one, 1e-40), other),
-        "its negative, 1e4 times": (-1e4 * one, other),
+        "a negated record 1e4 times as large": (-1e4 * one, other),
         "a record of NaN": (torch.full_like(one, math.nan), label),
         "a record with one infinity": (infinite, label),
         "a record of zeros": (torch.zeros_like(one), label),

@@ -1,15 +1,14 @@
-"""Records: where they come from, who holds them, and which of them a round uses.
+"""Data: loading, validation, partition across agents, and sampling of batches.
 
-Read `datasets` first (what a data set is, the public ones, and the public set Q), then `files` (where their files are,
-and how they are checked and fetched), `own` and `records` (the user's own data, and what they must be), `partition`
-(records to agents) and `batches` (an agent's records to a round).
+Read `datasets` first (the `Data` container, built-in data sets and the public set Q), then `download` (their files),
+`custom` and `validation` (custom data and its checks), `partition` (records to agents) and `sampling` (batches).
 """
 
-from pdsl.data.batches import Batches, public_records
+from pdsl.data.custom import from_python
 from pdsl.data.datasets import Data, load, split_public
-from pdsl.data.files import Status, data_root, fetch, status
-from pdsl.data.own import from_python
+from pdsl.data.download import Status, data_root, fetch, status
 from pdsl.data.partition import label_counts, partition
+from pdsl.data.sampling import Batches, public_records
 
 __all__ = [
     "Batches",

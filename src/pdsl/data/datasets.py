@@ -1,9 +1,9 @@
-"""What a data set is, the public ones, and the public set Q that is split off for validation."""
+"""The `Data` container, the built-in data sets, and the split of the public set Q from the test set."""
 
 import gzip
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,17 +12,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pdsl.data import files
-from pdsl.errors import PdslError
-from pdsl.randomness import Streams
+from pdsl.data import download
 from pdsl.settings import DataSettings
+from pdsl.utils.errors import PdslError
+from pdsl.utils.random import Streams
 
 Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class Data:
-    """Records to learn from, and public ones to test on."""
+    """Training records, and public test records."""
 
     name: str
     x: Tensor  # [n, ...] float32
@@ -30,25 +30,25 @@ class Data:
     test_x: Tensor
     test_y: Tensor
     classes: int
-    owner: Tensor | None = None  # [n] the agent of each record, where the data come with a natural partition
-    validation: tuple[Tensor, Tensor] | None = None  # a public Q that came with the data
-    note: str | None = None  # something the user must know, shown in the run's summary
-    published: int | None = None  # training records of a data set that everybody has; None: their number is private
+    owner: Tensor | None = None  # [n] agent of each record, if the data has a natural partition
+    validation: tuple[Tensor, Tensor] | None = None  # a public set Q given with the data
+    note: str | None = None  # a warning for the user, printed in the run's summary
+    published: int | None = None  # number of training records of a published data set; None if the number is private
 
 
 def load(settings: DataSettings, streams: Streams, agents: int | None = None) -> Data:
-    """The data set the settings name. `agents`, if given, is checked against a folder with one file per agent."""
+    """Load the data set of the settings; a folder with one file per agent must have `agents` files, if given."""
     if settings.name == "npz":
-        from pdsl.data.own import load_npz  # here, because `own` builds on Data
+        from pdsl.data.custom import load_npz  # here, because `custom` imports Data
 
         return load_npz(settings, streams, agents)
-    return PUBLIC[settings.name]()
+    return LOADERS[settings.name]()
 
 
 def split_public(data: Data, size: int | None, streams: Streams) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """(Q, test), disjoint: Q came with the data, or is `size` records drawn at random from the test set.
+    """Return (Q, test), disjoint. Q is given with the data, or `size` records drawn at random from the test set.
 
-    Without a size Q is 2000 records, or half of a test set smaller than 4000, or all of the Q that came with the data.
+    Without a size, Q is all of the given Q, or 2000 test records, or half of a test set smaller than 4000.
     """
     generator = streams.generator("validation")
     test = (data.test_x, data.test_y)
@@ -60,7 +60,7 @@ def split_public(data: Data, size: int | None, streams: Streams) -> tuple[tuple[
     size = min(2000, n // 2) if size is None else size
     if not 0 < size < n:
         raise PdslError(
-            f"data.validation: a public set Q of {size} records leaves nothing of a test set of {n} to test on"
+            f"data.validation: a public set Q of {size} records leaves no test records in a test set of {n}"
             f" (data set {data.name}); try a value from 1 to {n - 1}, or more test records"
         )
     chosen = _choose(n, size, generator)
@@ -68,7 +68,7 @@ def split_public(data: Data, size: int | None, streams: Streams) -> tuple[tuple[
 
 
 def parse_idx(content: bytes, where: str) -> Bytes:
-    """An array of bytes in the IDX format of MNIST: 0 0 8 d, then d big-endian sizes, then the values."""
+    """Parse a byte array in the IDX format of MNIST: 0 0 8 d, then d big-endian sizes, then the values."""
     if len(content) < 4 or content[:3] != b"\x00\x00\x08":
         raise PdslError(f"{where}: not an IDX file of unsigned bytes; get the original again")
     start = 4 + 4 * content[3]
@@ -82,7 +82,7 @@ def parse_idx(content: bytes, where: str) -> Bytes:
 
 
 def parse_cifar10(content: bytes, where: str) -> tuple[Bytes, Bytes]:  # [n, 3, 32, 32], [n]
-    """Images and labels of a CIFAR-10 .bin file: per record a label, then the red, green and blue planes."""
+    """Parse images and labels of a CIFAR-10 .bin file: per record a label, then the red, green and blue planes."""
     record = 1 + 3 * 32 * 32
     if not content or len(content) % record:
         raise PdslError(f"{where}: {len(content)} bytes are not whole records of {record}; get the original again")
@@ -90,53 +90,66 @@ def parse_cifar10(content: bytes, where: str) -> tuple[Bytes, Bytes]:  # [n, 3, 
     return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]
 
 
-def _digits() -> Data:
-    """1,797 images of 8 by 8 in 17 greys, shipped with scikit-learn. It has no test set of its own: a third of each
-    class, drawn once and for all (not by the run's seed), is the test set."""
-    table = _shipped_digits()
+def _load_digits() -> Data:
+    """1,797 images of 8 by 8 pixels in 17 greys, shipped with scikit-learn.
+
+    The data set has no test set. A third of each class, the same in every run, is the test set.
+    """
+    table = _read_digits()
     images, labels = table[:, :-1], table[:, -1]
     generator = Streams(0).generator("digits/test")
     test = np.zeros(len(labels), dtype=bool)
     for label in range(10):
         records = np.flatnonzero(labels == label)
         test[generator.choice(records, round(len(records) / 3), replace=False)] = True
-    x = _standardised(images.reshape(-1, 1, 8, 8), 16, [0.3053], [0.3760])
-    y = _labels(labels)
+    x = _standardise(images.reshape(-1, 1, 8, 8), 16, [0.3053], [0.3760])
+    y = _to_labels(labels)
     return Data("digits", x[~test], y[~test], x[test], y[test], classes=10, published=int((~test).sum()))
 
 
-def _shipped_digits() -> NDArray[np.int64]:  # [1797, 65]
-    """The file alone: importing scikit-learn for it would take a second and sixty megabytes of every process."""
+def _read_digits() -> NDArray[np.int64]:  # [1797, 65]
+    """Read scikit-learn's file without importing it, because the import takes a second and sixty megabytes."""
     package = find_spec("sklearn")
     folders = (package and package.submodule_search_locations) or []
     for path in (Path(folder, "datasets", "data", "digits.csv.gz") for folder in folders):
         if path.exists():
-            with gzip.open(path) as file:
-                return np.loadtxt(file, delimiter=",").astype(np.int64)
-    raise PdslError("the embedded digits are scikit-learn's, which is not here whole; pip install scikit-learn")
+            return _read_table(path)
+    raise PdslError(
+        "the digits data set is part of scikit-learn, which is not fully installed; pip install scikit-learn"
+    )
 
 
-def _idx_images(name: str, std: float) -> Data:
-    """Black stays 0. Most of an image is black: were it another constant, most of a record's gradient would be about
-    the background, and clipping would leave less of it for the figure."""
-    root = files.data_root()
+@lru_cache(maxsize=1)
+def _read_table(path: Path) -> NDArray[np.int64]:
+    """Integers of a compressed CSV file. Do not change them in place, because they are cached."""
+    with gzip.open(path) as file:
+        return np.loadtxt(file, delimiter=",").astype(np.int64)
+
+
+def _load_idx(name: str, std: float) -> Data:
+    """Images scaled by their standard deviation only, so that black stays 0.
+
+    Most of an image is black. With any other constant, most of a record's clipped gradient would be about the
+    background.
+    """
+    root = download.data_root()
 
     def images_and_labels(part: str) -> tuple[Tensor, Tensor]:
         names = (f"{part}-images-idx3-ubyte.gz", f"{part}-labels-idx1-ubyte.gz")
-        images, labels = (parse_idx(files.read(name, file, root), f"{name}: {file}") for file in names)
-        return _standardised(images[:, None], 255, [0.0], [std]), _labels(labels)
+        images, labels = (parse_idx(download.read(name, file, root), f"{name}: {file}") for file in names)
+        return _standardise(images[:, None], 255, [0.0], [std]), _to_labels(labels)
 
     return Data(name, *images_and_labels("train"), *images_and_labels("t10k"), classes=10, published=60_000)
 
 
-def _cifar10() -> Data:
-    root = files.data_root()
+def _load_cifar10() -> Data:
+    root = download.data_root()
 
     def images_and_labels(names: list[str]) -> tuple[Tensor, Tensor]:
-        parts = [parse_cifar10(files.read("cifar10", file, root), f"cifar10: {file}") for file in names]
+        parts = [parse_cifar10(download.read("cifar10", file, root), f"cifar10: {file}") for file in names]
         images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         mean, std = [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]
-        return _standardised(images, 255, mean, std), _labels(labels)
+        return _standardise(images, 255, mean, std), _to_labels(labels)
 
     train = [f"data_batch_{k}.bin" for k in range(1, 6)]
     return Data(
@@ -144,28 +157,28 @@ def _cifar10() -> Data:
     )
 
 
-# The constants below and above are published ones: computing them from the training records would tell about these.
-PUBLIC: dict[str, Callable[[], Data]] = {
-    "digits": _digits,
-    "mnist": partial(_idx_images, "mnist", 0.3081),
-    "fashion-mnist": partial(_idx_images, "fashion-mnist", 0.3530),
-    "cifar10": _cifar10,
+# Means and standard deviations are published constants: computing them from the training records would leak them.
+LOADERS: dict[str, Callable[[], Data]] = {
+    "digits": _load_digits,
+    "mnist": partial(_load_idx, "mnist", 0.3081),
+    "fashion-mnist": partial(_load_idx, "fashion-mnist", 0.3530),
+    "cifar10": _load_cifar10,
 }
 
 
-def _standardised(pixels: NDArray[np.number], white: int, mean: list[float], std: list[float]) -> Tensor:
-    """Pixels as (pixel / white - mean) / std of their channel."""
+def _standardise(pixels: NDArray[np.number], white: int, mean: list[float], std: list[float]) -> Tensor:
+    """(pixel / white - mean) / std, per channel."""
     x = torch.from_numpy(pixels.astype(np.float32))  # [n, channels, height, width]
     per_channel = (-1, 1, 1)
     return x.div_(white).sub_(torch.tensor(mean).view(per_channel)).div_(torch.tensor(std).view(per_channel))
 
 
-def _labels(labels: NDArray[np.integer]) -> Tensor:
+def _to_labels(labels: NDArray[np.integer]) -> Tensor:
     return torch.from_numpy(labels.astype(np.int64))
 
 
 def _choose(n: int, size: int, generator: np.random.Generator) -> Tensor:  # [n] bool
-    """`size` of n, or all n if there are fewer."""
+    """Choose `size` of n at random, or all n if there are fewer."""
     chosen = torch.zeros(n, dtype=torch.bool)
     chosen[torch.from_numpy(generator.permutation(n)[:size])] = True
     return chosen

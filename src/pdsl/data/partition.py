@@ -1,7 +1,7 @@
-"""Who holds which record.
+"""Partition of records across agents.
 
-A kind returns the owner of every record, so that each record has exactly one; `partition` turns owners into index
-lists and checks that nobody is left without.
+Each kind of partition returns the owner of every record, so each record has exactly one owner. `partition` turns owners
+into index lists.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pdsl.errors import PdslError
-from pdsl.randomness import Streams
 from pdsl.settings import PartitionSettings
+from pdsl.utils.errors import PdslError
+from pdsl.utils.random import Streams
 
-MOST_DRAWS = 50  # of a Dirichlet partition, before it is repaired
+MAX_DRAWS = 50  # draws of a Dirichlet partition before the last one is repaired
 
 Ints = NDArray[np.int64]
 
@@ -25,74 +25,74 @@ def partition(
     agents: int,
     settings: PartitionSettings,
     streams: Streams,
-    owner: Tensor | None = None,  # [n] the agent of each record, where the data say
+    owner: Tensor | None = None,  # [n] agent of each record, if the data has a natural partition
 ) -> list[Tensor]:  # per agent: [n_i] int64
     """Ascending indices of each agent's records. Every record is in exactly one part, and no part is empty.
 
-    Records that have an owner stay with it, whatever kind the settings name: they are not ours to deal to others.
+    Records that have an owner stay with it, whatever `partition.kind` is.
     """
     labels: Ints = y.numpy()
     if agents > len(labels):
         raise PdslError(f"graph.agents: {agents} agents but only {len(labels)} records; try fewer agents or more data")
     if owner is not None or settings.kind == "natural":
-        owners = _natural(owner, agents)
+        local = _natural(owner, agents)
     else:
-        owners = KINDS[settings.kind](labels, agents, settings, streams.generator("partition"))
-    return [torch.from_numpy(np.flatnonzero(owners == agent)) for agent in range(agents)]
+        local = KINDS[settings.kind](labels, agents, settings, streams.generator("partition"))
+    return [torch.from_numpy(np.flatnonzero(local == agent)) for agent in range(agents)]
 
 
 def label_counts(parts: list[Tensor], y: Tensor, classes: int) -> Tensor:  # [M, classes] int64
-    """How many records of each class each agent has."""
+    """Number of records per agent and class."""
     return torch.stack([torch.bincount(y[part], minlength=classes) for part in parts])
 
 
 def _natural(owner: Tensor | None, agents: int) -> Ints:
     if owner is None:
         raise PdslError(
-            "partition.kind: natural needs data that say whose each record is; give an npz with an array 'agent',"
+            "partition.kind: natural needs data with an owner for each record; give an npz with an array 'agent',"
             " a folder with one npz per agent or a list with one data set per agent, or try partition.kind=dirichlet"
         )
-    owners: Ints = owner.numpy()
-    present = np.unique(owners)
+    local: Ints = owner.numpy()
+    present = np.unique(local)
     if not np.array_equal(present, np.arange(agents)):
         raise PdslError(
             f"graph.agents: {agents}, but the data belong to {len(present)} agents, {present.min()} to {present.max()};"
             f" try graph.agents={len(present)}, with agents numbered from 0"
         )
-    return owners
+    return local
 
 
 def _iid(y: Ints, agents: int, settings: PartitionSettings, generator: np.random.Generator) -> Ints:
-    """Equal parts (to one record) at random."""
+    """Random parts of equal size, to one record."""
     return generator.permutation(np.arange(len(y)) % agents)
 
 
 def _dirichlet(y: Ints, agents: int, settings: PartitionSettings, generator: np.random.Generator) -> Ints:
-    """The paper's: the shares of the agents in each label are drawn from Dir(μ·1)."""
+    """The paper's partition: the agents' shares of each label are drawn from Dir(μ·1)."""
 
     def draw() -> Ints:
-        owners = np.empty(len(y), dtype=np.int64)
+        local = np.empty(len(y), dtype=np.int64)
         for label in np.unique(y):
             records = generator.permutation(np.flatnonzero(y == label))
-            owners[records] = _deal(len(records), agents, settings.mu, generator)
-        return owners
+            local[records] = _split_by_shares(len(records), agents, settings.mu, generator)
+        return local
 
-    return _with_minimum(draw, agents, min(settings.minimum, len(y) // agents), generator)
+    return _draw_with_minimum(draw, agents, min(settings.minimum, len(y) // agents), generator)
 
 
 def _quantity(y: Ints, agents: int, settings: PartitionSettings, generator: np.random.Generator) -> Ints:
-    """Labels as in iid, the shares of the agents in all the records drawn from Dir(μ·1)."""
+    """Labels as in iid; the agents' shares of all records are drawn from Dir(μ·1)."""
 
     def draw() -> Ints:
-        return generator.permutation(_deal(len(y), agents, settings.mu, generator))
+        return generator.permutation(_split_by_shares(len(y), agents, settings.mu, generator))
 
-    return _with_minimum(draw, agents, min(settings.minimum, len(y) // agents), generator)
+    return _draw_with_minimum(draw, agents, min(settings.minimum, len(y) // agents), generator)
 
 
 def _shards(y: Ints, agents: int, settings: PartitionSettings, generator: np.random.Generator) -> Ints:
-    """Each class is cut into shards of about one size, and each agent gets at most `classes` of the shards.
+    """Split each class into shards of similar size; each agent gets at most `classes` shards.
 
-    The least number of records is one: giving an agent more would give it more classes.
+    `partition.minimum` is not used, because more records could mean more classes.
     """
     labels, counts = np.unique(y, return_counts=True)
     if agents * settings.classes < len(labels):
@@ -100,50 +100,50 @@ def _shards(y: Ints, agents: int, settings: PartitionSettings, generator: np.ran
             f"partition.classes: {agents} agents with {settings.classes} classes each cannot hold all {len(labels)}"
             f" classes; try partition.classes={-(-len(labels) // agents)}"
         )
-    # The next shard goes where shards are largest, so none is empty as long as there are no more shards than records.
+    # Add each shard to the class with the largest shards. No shard is empty, as there are no more shards than records.
     shards = np.ones(len(labels), dtype=np.int64)
     for _ in range(min(agents * settings.classes, len(y)) - len(labels)):
         shards[np.argmax(counts / shards)] += 1
-    holders = iter(generator.permutation(np.arange(shards.sum()) % agents))
-    owners = np.empty(len(y), dtype=np.int64)
+    owners = iter(generator.permutation(np.arange(shards.sum()) % agents))
+    local = np.empty(len(y), dtype=np.int64)
     for label, cuts in zip(labels, shards, strict=True):
         for shard in np.array_split(generator.permutation(np.flatnonzero(y == label)), cuts):
-            owners[shard] = next(holders)
-    return owners
+            local[shard] = next(owners)
+    return local
 
 
 Kind = Callable[[Ints, int, PartitionSettings, np.random.Generator], Ints]
 KINDS: dict[str, Kind] = {"dirichlet": _dirichlet, "iid": _iid, "shards": _shards, "quantity": _quantity}
 
 
-def _deal(n: int, agents: int, mu: float, generator: np.random.Generator) -> Ints:
-    """Owners of n records in runs, agent by agent; the lengths have shares drawn from Dir(μ·1)."""
+def _split_by_shares(n: int, agents: int, mu: float, generator: np.random.Generator) -> Ints:
+    """Owners of n records, agent by agent, with shares drawn from Dir(μ·1)."""
     shares = generator.dirichlet(np.full(agents, mu))
     ends = np.rint(n * np.cumsum(shares)).astype(np.int64)
     ends[-1] = n
     return np.repeat(np.arange(agents), np.diff(ends, prepend=0))
 
 
-def _with_minimum(draw: Callable[[], Ints], agents: int, minimum: int, generator: np.random.Generator) -> Ints:
-    """The first draw in which every agent has `minimum` records; after MOST_DRAWS, the last one repaired.
+def _draw_with_minimum(draw: Callable[[], Ints], agents: int, minimum: int, generator: np.random.Generator) -> Ints:
+    """Draw until every agent has `minimum` records; after MAX_DRAWS draws, repair the last one.
 
-    With a small μ and many agents no draw will do: at μ = 0.01 most of a label goes to one agent.
+    With a small μ and many agents no draw succeeds: at μ = 0.01 most records of a label go to one agent.
     """
-    for _ in range(MOST_DRAWS):
-        owners = draw()
-        if np.bincount(owners, minlength=agents).min() >= minimum:
-            return owners
-    return _repaired(owners, agents, minimum, generator)
+    for _ in range(MAX_DRAWS):
+        local = draw()
+        if np.bincount(local, minlength=agents).min() >= minimum:
+            return local
+    return _repair(local, agents, minimum, generator)
 
 
-def _repaired(owners: Ints, agents: int, minimum: int, generator: np.random.Generator) -> Ints:
-    """Moves records from the largest part to the smallest until all have `minimum`, at most n // agents."""
-    owners = owners.copy()
+def _repair(local: Ints, agents: int, minimum: int, generator: np.random.Generator) -> Ints:
+    """Move records from the largest to the smallest part until all have `minimum`, which is at most n // agents."""
+    local = local.copy()
     while True:
-        sizes = np.bincount(owners, minlength=agents)
-        poorest, richest = int(sizes.argmin()), int(sizes.argmax())
-        if sizes[poorest] >= minimum:
-            return owners
-        # At most half of what can be spared, so that one part does not pay for all.
-        moved = min(minimum - sizes[poorest], -(-(sizes[richest] - minimum) // 2))
-        owners[generator.choice(np.flatnonzero(owners == richest), moved, replace=False)] = poorest
+        sizes = np.bincount(local, minlength=agents)
+        smallest, largest = int(sizes.argmin()), int(sizes.argmax())
+        if sizes[smallest] >= minimum:
+            return local
+        # Take at most half of the surplus, so that one part does not supply all others.
+        moved = min(minimum - sizes[smallest], -(-(sizes[largest] - minimum) // 2))
+        local[generator.choice(np.flatnonzero(local == largest), moved, replace=False)] = smallest

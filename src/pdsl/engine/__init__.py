@@ -1,6 +1,6 @@
-"""Where agents live and how rows travel between them. One interface, so that each algorithm is written once."""
+"""Engines move rows of numbers between agents. All share one interface, so each algorithm is written once."""
 
 from pdsl.engine.base import Engine
-from pdsl.engine.local import Local
+from pdsl.engine.local import LocalEngine
 
-__all__ = ["Engine", "Local"]
+__all__ = ["Engine", "LocalEngine"]

@@ -1,7 +1,7 @@
-"""The four operations an algorithm has for talking to neighbours, and two with which processes keep one account.
+"""The `Engine` interface: four operations on neighbours' rows, and two all-gathers for metrics.
 
-State is rows: a row per agent that this process owns. Edges are directed, self-loops included, and sorted by
-(receiver, sender); a process holds the edges whose receiver it owns.
+State is stored as rows, one per agent that this process owns. Edges are directed, include self-loops and are sorted by
+(receiver, sender). A process holds the edges whose receiver it owns.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,101 +12,98 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from pdsl.graph import Graph
+from pdsl.topology import Graph
 
 T = TypeVar("T")
 
-MOST_BYTES = 2**27  # of what is on its way between agents that are held at once, by all processes; of one agent, all
+MAX_BYTES_IN_FLIGHT = 2**27  # message bytes held at once over all processes; one agent's messages are never split
 
-Answer = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Who answers [E], who asks [E] and the rows that are asked about [E, d] → the answers [E, d]."""
+ReplyFn = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(replying agents [E], requesting agents [E], the requesting agents' rows [E, d]) → replies [E, d]."""
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What came back to some agents, one after another, along all of their edges."""
+class Replies:
+    """The replies to some consecutive agents, one row per edge."""
 
     agents: range
-    rows: slice  # theirs, of a row per agent
-    edges: slice  # theirs, of a row per edge
-    offsets: list[int]  # agent n of these has the answers offsets[n]:offsets[n+1]
-    v: Tensor  # [edges, d]: from the sender, about the receiver's row
+    rows: slice  # of these agents, in a tensor with a row per agent
+    edges: slice  # of these agents, in a tensor with a row per edge
+    offsets: list[int]  # the replies to the n-th of these agents are values[offsets[n]:offsets[n+1]]
+    values: Tensor  # [edges, d]: the reply of each edge's sender to the row of its receiver
 
-    def by_agent(self, v: Tensor) -> list[Tensor]:
-        """A row per edge of these → each agent's own."""
+    def split_by_agent(self, v: Tensor) -> list[Tensor]:
+        """Split a tensor with a row per edge into one tensor per agent."""
         return [v[a:b] for a, b in pairwise(self.offsets)]
 
-    def asked(self, x: Tensor) -> Tensor:
-        """A row per agent [m, d] → for each of these edges the receiver's."""
+    def own_rows(self, x: Tensor) -> Tensor:
+        """Repeat the receiver's row of x [m, d] for each edge: [edges, d]."""
         counts = torch.tensor([b - a for a, b in pairwise(self.offsets)], device=x.device)
         return x[self.rows].repeat_interleave(counts, dim=0)
 
 
 class Engine(Protocol):
-    agents: range  # the agents this process owns; row r belongs to agents[r]
-    receiver: Tensor  # [E] the agent at which the edge ends
-    sender: Tensor  # [E] the neighbour at its other end
-    omega: Tensor  # [E] float64, the edge's mixing weight ω
-    offsets: list[int]  # row r's edges are offsets[r]:offsets[r+1]
-    writes: bool  # this process keeps the run directory and speaks to the user
-    messages: int  # vectors that the agents here sent to other agents so far,
-    bytes: int  # what they weigh, and
-    across: int  # how much of that went to another process
+    agents: range  # the agents of this process; row r belongs to agents[r]
+    receiver: Tensor  # [E] agent at which the edge ends
+    sender: Tensor  # [E] neighbour at which the edge starts
+    omega: Tensor  # [E] float64, mixing weight ω of the edge
+    offsets: list[int]  # the edges of row r are offsets[r]:offsets[r+1]
+    is_main_process: bool  # this process writes the run directory and prints
+    messages: int  # vectors sent to other agents by the agents of this process
+    bytes: int  # size of these vectors
+    bytes_between_processes: int  # the part of `bytes` that went to another process
 
     def deliver(self, x: Tensor) -> Tensor:
-        """A row per agent [m, d] → a row per edge [E, d]: the sender's row, as it reaches the receiver."""
+        """Send each agent's row to its neighbours: [m, d] → [E, d], the sender's row for each edge."""
 
     def reply(self, v: Tensor) -> Tensor:
-        """A row per edge [E, d], made by the receiver for the sender and sent to it: each agent gets what is its own.
+        """Send row e of v [E, d], computed by receiver[e], to sender[e].
 
-        Row e of the result is what sender[e] made for receiver[e].
+        Row e of the result [E, d] is the row that sender[e] computed for receiver[e].
         """
 
-    def ask(self, x: Tensor, answer: Answer) -> Iterator[Answers]:
-        """Every agent sends its row to its neighbours, and gets what they have to say to it: `deliver` and `reply`.
+    def request(self, x: Tensor, reply_fn: ReplyFn) -> Iterator[Replies]:
+        """Send each agent's row to its neighbours and return their replies: `deliver`, `reply_fn`, `reply`.
 
-        Some agents after others, in order, where that keeps memory small.
+        Agents are served in order, in chunks that bound the memory.
         """
 
     def mix(self, x: Tensor) -> Tensor:
-        """x_i ← Σ_j ω_ij x_j over the neighbourhood: [m, d] → [m, d]."""
+        """Gossip: x_i ← Σ_j ω_ij x_j over the neighbourhood, [m, d] → [m, d]."""
 
     def gather(self, values: Sequence[T]) -> list[T]:
-        """What every process has to say (plain values, as JSON has them), in the order of agents, on all of them.
-
-        Nobody gets past before all have spoken.
-        """
+        """All-gather: concatenate the values of all processes in the order of agents. Also a barrier."""
 
     def mean(self, x: Tensor) -> Tensor:
-        """The mean [d] of all agents' rows, in float64, added in the order of agents: [m, d] → [d]."""
+        """Mean [d] over the rows of all agents, in float64, added in the order of agents."""
 
 
-def how_many(size: int, processes: int) -> int:
-    """Things of so many bytes that each process may hold at once."""
-    return max(1, MOST_BYTES // processes // max(size, 1))
+def max_rows_in_flight(row_bytes: int, processes: int) -> int:
+    """Number of rows of this size that each process may hold at once."""
+    return max(1, MAX_BYTES_IN_FLIGHT // processes // max(row_bytes, 1))
 
 
-def portions(offsets: list[int], row_bytes: int, processes: int = 1) -> list[range]:
-    """Agents one after another, by their rows, in parts whose answers may be held at once. offsets: see `Engine`."""
-    most = how_many(row_bytes, processes)
-    parts, start = [], 0
+def chunk_agents(offsets: list[int], row_bytes: int, processes: int = 1) -> list[range]:
+    """Split agents into consecutive chunks whose replies fit into memory. `offsets`: see `Engine`."""
+    max_rows = max_rows_in_flight(row_bytes, processes)
+    chunks, start = [], 0
     while start < len(offsets) - 1:
         stop = start + 1
-        while stop < len(offsets) - 1 and offsets[stop + 1] - offsets[start] <= most:
+        while stop < len(offsets) - 1 and offsets[stop + 1] - offsets[start] <= max_rows:
             stop += 1
-        parts.append(range(start, stop))
+        chunks.append(range(start, stop))
         start = stop
-    return parts
+    return chunks
 
 
-def ask_at_once(engine: Engine, x: Tensor, answer: Answer) -> Iterator[Answers]:
-    """`Engine.ask` for an engine whose agents must not keep others waiting: all together."""
-    v = engine.reply(answer(engine.receiver, engine.sender, engine.deliver(x)))
-    yield Answers(engine.agents, slice(0, len(engine.agents)), slice(0, len(v)), engine.offsets, v)
+def request_all(engine: Engine, x: Tensor, reply_fn: ReplyFn) -> Iterator[Replies]:
+    """`Engine.request` for all agents of this process in one chunk."""
+    v = engine.reply(reply_fn(engine.receiver, engine.sender, engine.deliver(x)))
+    yield Replies(engine.agents, slice(0, len(engine.agents)), slice(0, len(v)), engine.offsets, v)
 
 
-class Edges:
-    """The edges that end at some of a graph's agents, as an `Engine` has them."""
+class EdgeList:
+    """The edges of a graph that end at some of its agents, with the counters of an `Engine`."""
 
     def __init__(self, graph: Graph, agents: range):
         own = slice(int(graph.offsets[agents.start]), int(graph.offsets[agents.stop]))
@@ -115,23 +112,23 @@ class Edges:
         self.sender = torch.as_tensor(graph.sender[own])
         self.omega = torch.as_tensor(graph.omega[own])
         self.offsets = [int(o) - own.start for o in graph.offsets[agents.start : agents.stop + 1]]
-        # Agents with the same neighbourhood and weights mix to the same row; on a full graph that is all of them.
+        # Agents with the same neighbourhood and weights mix to the same row. On a full graph that is all agents.
         rows = [(tuple(self.sender[a:b].tolist()), tuple(self.omega[a:b].tolist())) for a, b in pairwise(self.offsets)]
         index = {row: n for n, row in enumerate(dict.fromkeys(rows))}
         self._distinct = list(index)
         self._row_of = torch.tensor([index[row] for row in rows])
-        self._links = int((self.receiver != self.sender).sum())  # a message to oneself crosses no wire
-        self.messages = self.bytes = self.across = 0
+        self._links = int((self.receiver != self.sender).sum())  # a self-loop sends nothing
+        self.messages = self.bytes = self.bytes_between_processes = 0
 
-    def _answers(self, part: range, v: Tensor) -> Answers:
-        """What came back to a portion of the agents."""
-        first, last = self.offsets[part.start], self.offsets[part.stop]
-        offsets = [o - first for o in self.offsets[part.start : part.stop + 1]]
-        rows = slice(part.start, part.stop)
-        return Answers(self.agents[rows], rows, slice(first, last), offsets, v)
+    def _replies(self, chunk: range, values: Tensor) -> Replies:
+        """Wrap the replies to a chunk of agents."""
+        first, last = self.offsets[chunk.start], self.offsets[chunk.stop]
+        offsets = [o - first for o in self.offsets[chunk.start : chunk.stop + 1]]
+        rows = slice(chunk.start, chunk.stop)
+        return Replies(self.agents[rows], rows, slice(first, last), offsets, values)
 
-    def _mixed(self, row: Callable[[int], Tensor]) -> Tensor:
-        """Σ_j ω_ij x_j for each agent, given how to find x_j: [m, d]."""
+    def _mix_rows(self, row: Callable[[int], Tensor]) -> Tensor:
+        """Σ_j ω_ij x_j for each agent [m, d], where row(j) returns x_j."""
         sums = [weighted_sum([row(j) for j in senders], weights) for senders, weights in self._distinct]
         return torch.stack(sums)[self._row_of]
 
@@ -141,7 +138,7 @@ class Edges:
 
 
 def add_rows(total: Tensor, x: Tensor) -> Tensor:
-    """total [d] + Σ_i x_i, one after another: the same bits however the rows are cut into blocks."""
+    """Add the rows of x to total [d] one by one: the same bits for any split of the rows into blocks."""
     for row in x:
         total.add_(row)
     return total
@@ -156,6 +153,6 @@ def weighted_sum(rows: Sequence[Tensor] | Tensor, weights: Sequence[float]) -> T
 
 
 def weighted_sums(rows: Tensor, weights: Tensor, offsets: list[int]) -> Tensor:
-    """weighted_sum over each agent's edges: [E, d], [E] → [m, d]."""
+    """`weighted_sum` over the edges of each agent: [E, d], [E] → [m, d]."""
     w = weights.tolist()
     return torch.stack([weighted_sum(rows[a:b], w[a:b]) for a, b in pairwise(offsets)])

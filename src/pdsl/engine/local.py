@@ -1,18 +1,18 @@
-"""One process owns all agents: sending is indexing."""
+"""One process owns all agents: sending a message is indexing."""
 
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from pdsl.engine.base import Answer, Answers, Edges, T, add_rows, portions
-from pdsl.graph import Graph
+from pdsl.engine.base import EdgeList, Replies, ReplyFn, T, add_rows, chunk_agents
+from pdsl.topology import Graph
 
 
-class Local(Edges):
-    """The engine for laptops, CI and research."""
+class LocalEngine(EdgeList):
+    """Engine for one process."""
 
-    writes = True
+    is_main_process = True
 
     def __init__(self, graph: Graph):
         super().__init__(graph, range(graph.agents))
@@ -26,17 +26,17 @@ class Local(Edges):
         self._count(v)
         return v[self._reverse]
 
-    def ask(self, x: Tensor, answer: Answer) -> Iterator[Answers]:
+    def request(self, x: Tensor, reply_fn: ReplyFn) -> Iterator[Replies]:
         self._count(x)
-        self._count(x)  # as much comes back
-        for part in portions(self.offsets, x[0].nbytes):
-            edges = slice(self.offsets[part.start], self.offsets[part.stop])
+        self._count(x)  # replies have the size of requests
+        for chunk in chunk_agents(self.offsets, x[0].nbytes):
+            edges = slice(self.offsets[chunk.start], self.offsets[chunk.stop])
             receiver = self.receiver[edges]
-            yield self._answers(part, answer(self.sender[edges], receiver, x[receiver]))
+            yield self._replies(chunk, reply_fn(self.sender[edges], receiver, x[receiver]))
 
     def mix(self, x: Tensor) -> Tensor:
         self._count(x)
-        return self._mixed(lambda j: x[j])
+        return self._mix_rows(lambda j: x[j])
 
     def gather(self, values: Sequence[T]) -> list[T]:
         return list(values)

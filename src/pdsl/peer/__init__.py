@@ -1,8 +1,11 @@
-"""Training between organisations that do not trust each other: one process per data owner, one folder each.
+"""Training between organisations that do not trust each other: one process and one folder per data owner.
 
-Read `identity` (key, certificate, card), `plan` (what everybody agreed on), `pins` and `join` (whose certificate is
-whose); `wire` (messages and their checks), `tls`, `node` and `server` (what a peer answers), `calls`, `roll`, `lines`
-(what it asks), `transport` (all of that, for code that waits); `engine` (deliver, reply, mix, and who is there);
-`sent`, `secrets`, `account` (noise is used once, and paid for); `task`, `run`, `outcome` (the rounds, and what they
-come to); `status`, `commands`, `demo`.
+Reading order:
+
+    identity, plan, membership, trust_store   key and certificate, agreed settings, joining, pinned certificates
+    messages, tls, server, client, attendance wire format, mutual TLS, replies, requests, roll call of a round
+    transport, engine                         blocking interface to the network, `Engine` for one agent
+    ledger, noise_log                         privacy budget, and proof that each noise draw is used once
+    experiment, runner                        the experiment of one agent, its round loop and its results
+    status, stderr_monitor, demo              event log and status file, failed TLS handshakes, four local peers
 """

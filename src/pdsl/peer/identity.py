@@ -1,14 +1,14 @@
-"""Who an organisation is: a key that never leaves its folder, a certificate that everybody pins, a card to send.
+"""Identity of an organisation: a private key, a self-signed certificate that the peers pin, and a card to send them.
 
-A certificate is signed by its own key and by nobody else, may sign nothing, and has no date on which it ends: a peer is
-who it is by being pinned, and stops being it when the pin is removed.
+A certificate cannot sign other certificates and never expires. A peer is trusted because its certificate is pinned, and
+only as long as it is pinned.
 """
 
 import datetime
 import re
+import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 from cryptography import x509
@@ -17,15 +17,20 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from pdsl.errors import PdslError
-from pdsl.files import PRIVATE, read_private, write_whole
-from pdsl.peer.files import parse_toml, read_toml
+from pdsl.utils.errors import PdslError
+from pdsl.utils.files import PRIVATE, read_private, write_whole
+from pdsl.utils.types import JsonDict
 
+# Files in an organisation's folder
 KEY, CERTIFICATE, CARD = "key.pem", "certificate.pem", "card.toml"
+PLAN, PINS, RUN, CHARGE_MARKER = "plan.toml", "pins", "run", "begun"
+DATA, PUBLIC = "data.npz", "public.npz"
+
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 ADDRESS = re.compile(r"(?:[A-Za-z0-9.-]{1,253}|\[[0-9a-fA-F:]{2,45}\]):([0-9]{1,5})")
-ALWAYS = (datetime.datetime(2020, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59))  # no clock can end an identity
-MOST_PEM = 4000
+VALIDITY = (datetime.datetime(2020, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59))  # independent of any clock
+MAX_PEM = 4000  # characters of a certificate
+MAX_TOML = 1_000_000  # bytes of a card or a plan
 X509_ERRORS = (
     x509.DuplicateExtension,
     x509.ExtensionNotFound,
@@ -34,12 +39,33 @@ X509_ERRORS = (
 )
 
 
+def read_toml(path: Path, kind: str) -> JsonDict:
+    """Read an untrusted TOML file, a `kind` such as "card"."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_TOML + 1)
+    except OSError as e:
+        raise PdslError(f"{path}: {e.strerror}; give the path of a {kind}") from e
+    return parse_toml(content, str(path), kind)
+
+
+def parse_toml(content: bytes, where: str, kind: str) -> JsonDict:
+    """Parse untrusted TOML of bounded size and depth; PdslError if it is invalid."""
+    if len(content) > MAX_TOML:
+        raise PdslError(f"{where}: larger than {MAX_TOML:,} bytes, so not a {kind}; request the file again")
+    try:
+        return tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as e:
+        reason = " ".join(str(e).split())[:200]
+        raise PdslError(f"{where}: not a {kind} ({reason}); request the file again") from e
+
+
 @dataclass(frozen=True)
-class Card:
-    """What an organisation tells the others about itself; nothing in it is secret."""
+class PeerInfo:
+    """Public description of an organisation, stored in `card.toml`."""
 
     name: str
-    address: str  # host:port at which it listens
+    address: str  # host:port on which it listens
     certificate: str  # PEM
 
     @property
@@ -53,30 +79,32 @@ class Card:
         return {"name": self.name, "address": self.address, "certificate": self.certificate}
 
     @classmethod
-    def read(cls, path: Path) -> "Card":
-        return cls.checked(read_toml(path, "card"), str(path))
+    def read(cls, path: Path) -> "PeerInfo":
+        return cls.from_values(read_toml(path, "card"), str(path))
 
     @classmethod
-    def parse(cls, content: bytes, where: str) -> "Card":
-        return cls.checked(parse_toml(content, where, "card"), where)
+    def parse(cls, content: bytes, where: str) -> "PeerInfo":
+        return cls.from_values(parse_toml(content, where, "card"), where)
 
     @classmethod
-    def checked(cls, values: Any, where: str) -> "Card":
-        """A card from outside, every part of it checked; PdslError if it is not one."""
+    def from_values(cls, values: object, where: str) -> "PeerInfo":
+        """Validate an untrusted card; PdslError if any part of it is invalid."""
         if not isinstance(values, dict) or set(values) != {"name", "address", "certificate"}:
-            raise PdslError(f"{where}: a card has name, address and certificate, and nothing else; ask for it again")
+            raise PdslError(f"{where}: a card has exactly name, address and certificate; request the card again")
         for key, value in values.items():
             if not isinstance(value, str):
-                raise PdslError(f"{where}: {key} is not text; ask for the card again")
+                raise PdslError(f"{where}: {key} is not text; request the card again")
         name, address = values["name"], values["address"]
         check_name(name, where)
         check_address(address, where)
-        return cls(name, address, canonical(values["certificate"], name, where))
+        return cls(name, address, canonical_certificate(values["certificate"], name, where))
 
 
 def check_name(name: str, where: str) -> None:
     if not NAME.fullmatch(name):
-        raise PdslError(f"{where}: name {name!r:.60} is not of a-z, 0-9 and inner '-', at most 40; choose another")
+        raise PdslError(
+            f"{where}: invalid name {name!r:.60}; choose another: at most 40 characters of a-z, 0-9 and inner '-'"
+        )
 
 
 def check_address(address: str, where: str) -> None:
@@ -85,14 +113,14 @@ def check_address(address: str, where: str) -> None:
         raise PdslError(f"{where}: address {address!r:.80} is not host:port, like peer.example.org:7443")
 
 
-def canonical(pem: str, name: str, where: str) -> str:
-    """The certificate in the one form in which it is compared, if it is what `init` makes for `name`.
+def canonical_certificate(pem: str, name: str, where: str) -> str:
+    """Return a certificate for `name` in canonical PEM, the form in which certificates are compared.
 
-    Guarantee: signed by its own key, for this name alone, on the curve P-256, and not able to sign another certificate:
-    whoever trusts it trusts the holder of that one key.
+    Guarantee: the certificate is self-signed, names only `name`, has a P-256 key and cannot sign other certificates.
+    Trusting it therefore means trusting the holder of that one key.
     """
     try:
-        if len(pem) > MOST_PEM:
+        if len(pem) > MAX_PEM:
             raise ValueError("too long")
         certificates = x509.load_pem_x509_certificates(pem.encode())
         if len(certificates) != 1:
@@ -110,62 +138,63 @@ def canonical(pem: str, name: str, where: str) -> str:
             raise ValueError(f"it is not for the name {name}")
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, *X509_ERRORS) as e:
         reason = " ".join(str(e).split())[:120] or type(e).__name__
-        raise PdslError(f"{where}: the certificate of {name} is refused: {reason}; ask for the card again") from e
+        raise PdslError(f"{where}: invalid certificate of {name}: {reason}; request the card again") from e
     return certificate.public_bytes(serialization.Encoding.PEM).decode()
 
 
 def fingerprint(pem: str) -> str:
-    """SHA-256 of the certificate itself."""
+    """SHA-256 of a certificate in DER form, as hex."""
     return x509.load_pem_x509_certificate(pem.encode()).fingerprint(hashes.SHA256()).hex()
 
 
 @dataclass(frozen=True)
 class Identity:
-    """An organisation in its own folder."""
+    """An organisation with its folder, its card and its private key."""
 
     folder: Path
-    card: Card
+    card: PeerInfo
     key: bytes = field(repr=False)  # PEM
 
     @classmethod
     def create(cls, folder: Path, name: str, address: str) -> "Identity":
-        """A new key and certificate in a folder that nobody else can look into. Refuses a folder that has a key."""
+        """Create a key and a certificate in a folder with mode 0700. A folder that has a key is refused."""
         if (folder / KEY).exists():
-            raise PdslError(f"{folder} has a key already; give another folder, or renew it with --renew")
-        return cls._made(folder, name, address)
+            raise PdslError(f"{folder} already has a key; choose another folder, or replace the key with --renew")
+        return cls._generate(folder, name, address)
 
     @classmethod
     def renew(cls, folder: Path, name: str | None = None, address: str | None = None) -> "Identity":
-        """A new key and certificate in the place of the old ones, be they lost, damaged or known to others.
+        """Replace key and certificate, for instance after loss, damage or disclosure.
 
-        Name and address stay as the card has them; they are to be given only where it cannot be read.
+        Name and address are read from the card. They are arguments only if the card cannot be read.
         """
-        _check_closed(folder)
+        _check_permissions(folder)
         try:
-            card = Card.read(folder / CARD)
+            card = PeerInfo.read(folder / CARD)
         except PdslError as e:
             if name is None or address is None:
                 raise PdslError(
-                    f"{folder / CARD} is missing or damaged, so name and address are not known; say them:"
+                    f"{folder / CARD} is missing or damaged, so name and address are unknown; give them:"
                     f" pdsl peer init {folder} --renew --name NAME --address HOST:PORT"
                 ) from e
-            return cls._made(folder, name, address)
+            return cls._generate(folder, name, address)
         if name is not None or address is not None:
-            raise PdslError("--renew keeps name and address; leave them out")
-        return cls._made(folder, card.name, card.address)
+            raise PdslError("--renew keeps name and address; omit --name and --address")
+        return cls._generate(folder, card.name, card.address)
 
     @classmethod
-    def _made(cls, folder: Path, name: str, address: str) -> "Identity":
+    def _generate(cls, folder: Path, name: str, address: str) -> "Identity":
         check_name(name, "--name")
         check_address(address, "--address")
         key = ec.generate_private_key(ec.SECP256R1())
         serial = x509.random_serial_number()
-        # With the number in it, a name has one certificate: TLS looks for an anchor by its name, and two may be pinned.
+        # TLS looks up trust anchors by subject, and two certificates of one name may be pinned: the serial number in
+        # the subject keeps them apart.
         own = x509.Name(
             [x509.NameAttribute(NameOID.COMMON_NAME, name), x509.NameAttribute(NameOID.SERIAL_NUMBER, f"{serial:x}")]
         )
         certificate = (
-            x509.CertificateBuilder(own, own, key.public_key(), serial, *ALWAYS)
+            x509.CertificateBuilder(own, own, key.public_key(), serial, *VALIDITY)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
             .sign(key, hashes.SHA256())
@@ -173,24 +202,27 @@ class Identity:
         pem = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        card = Card(name, address, certificate.public_bytes(serialization.Encoding.PEM).decode())
+        card = PeerInfo(name, address, certificate.public_bytes(serialization.Encoding.PEM).decode())
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.chmod(0o700)
             write_whole(folder / CERTIFICATE, card.certificate.encode())
             write_whole(folder / CARD, card.to_toml().encode())
-            write_whole(folder / KEY, pem, PRIVATE)  # last: a new folder that has it has the rest
+            write_whole(folder / KEY, pem, PRIVATE)  # last: a new folder with a key is complete
         except OSError as e:
-            raise PdslError(f"cannot write to {folder}: {e.strerror}; mend it, or give another folder") from e
+            raise PdslError(f"cannot write to {folder}: {e.strerror}; fix that, or choose another folder") from e
         return cls(folder, card, pem)
 
     @classmethod
     def load(cls, folder: Path) -> "Identity":
-        """The organisation of this folder. Refuses a folder or key that others can read, or a key of another card."""
-        _check_closed(folder)
-        advice = f"restore it from a copy, or make a new one: pdsl peer init {folder} --renew"
+        """Load the organisation of a folder.
+
+        PdslError if other users can read the folder or the key, or if the key does not match the card.
+        """
+        _check_permissions(folder)
+        advice = f"restore it from a backup, or create a new one: pdsl peer init {folder} --renew"
         try:
-            card = Card.read(folder / CARD)
+            card = PeerInfo.read(folder / CARD)
         except PdslError as e:
             raise PdslError(f"{folder / CARD} is missing or damaged; {advice} --name NAME --address HOST:PORT") from e
         key = read_private(folder / KEY, advice)
@@ -199,13 +231,13 @@ class Identity:
         except (ValueError, TypeError, UnsupportedAlgorithm) as e:
             raise PdslError(f"{folder / KEY} is damaged; {advice}") from e
         if public != x509.load_pem_x509_certificate(card.certificate.encode()).public_key():
-            raise PdslError(f"{folder / KEY} and {folder / CARD} do not belong together; {advice}")
+            raise PdslError(f"{folder / KEY} does not match {folder / CARD}; {advice}")
         return cls(folder, card, key)
 
 
-def _check_closed(folder: Path) -> None:
+def _check_permissions(folder: Path) -> None:
     if not folder.is_dir():
-        raise PdslError(f"there is no folder {folder}; 'pdsl peer init {folder}' makes one")
+        raise PdslError(f"no folder {folder}; create it with: pdsl peer init {folder}")
     mode = folder.stat().st_mode & 0o777
     if mode & 0o077:
-        raise PdslError(f"{folder} is open to others (mode {mode:04o}); chmod 700 {folder}")
+        raise PdslError(f"{folder} is open to other users (mode {mode:04o}); run: chmod 700 {folder}")

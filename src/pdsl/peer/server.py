@@ -1,45 +1,225 @@
-"""The server's side of the wire: who is asking, may it ask this, and what is the answer.
+"""Server side of a peer: its state, its replies to neighbours, and the admission of callers.
 
-Who it is comes from the certificate alone. Every refusal has a name, is logged, and changes nothing.
+Neighbours fetch messages; a peer never pushes them. A repeated request therefore gets the same bytes, a restarted peer
+can request what it lost, and no peer can fill the memory of another. The state is used on one event loop only.
+
+A round starts with a roll call. A neighbour takes part if a call in either direction is answered while both peers are
+in the roll call. Every other neighbour gets the answer "out" in this round, so both ends leave each other out.
+
+The caller is identified by its certificate alone. A refused request is logged with a named reason and changes nothing.
 """
 
+import asyncio
+import time
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
-from pdsl.errors import PdslError
 from pdsl.peer import tls
-from pdsl.peer.events import Events
 from pdsl.peer.identity import Identity
-from pdsl.peer.node import Node
-from pdsl.peer.pins import Pins
-from pdsl.peer.plan import Plan
-from pdsl.peer.wire import RefusedError, Request
+from pdsl.peer.messages import ANSWER, MODEL_PHASE, VECTOR, Answer, RefusedError, Request
+from pdsl.peer.plan import TrainingPlan
+from pdsl.peer.status import Events
+from pdsl.peer.trust_store import TrustStore
+from pdsl.utils.errors import PdslError
 
 SERVICE = "pdsl.Peer"
 
 
-class Server:
-    """Answers neighbours from a node's state."""
+class ServerState:
+    """Round, attendance and published messages of one peer, and its answers."""
 
-    def __init__(self, grpc: Any, own: Identity, plan: Plan, pins: Pins, node: Node, events: Events):
-        self._grpc, self._own, self._plan, self._pins, self._node, self._events = grpc, own, plan, pins, node, events
-        self._names = {plan.members[j].name: j for j in node.neighbours}
-        self._open: Counter[int] = Counter()
+    def __init__(self, plan: str, neighbours: Iterable[int], poll: float, patience: float):
+        self.plan = plan  # hash
+        self.neighbours = frozenset(neighbours)
+        self.poll = poll  # seconds for which an answer "wait" is delayed
+        self.patience = patience  # seconds of silence of an awaited neighbour before this peer is blocked
+        self.round = 0
+        self.gathering = False  # the roll call is open
+        self.finished = False
+        self.waiting = False
+        self.awaited: set[int] = set()  # neighbours that can block this peer
+        self.waiting_since = 0.0
+        self.present: frozenset[int] = frozenset()  # neighbours in this round
+        self.arrived: set[int] = set()  # neighbours that called during the roll call
+        # Neighbours that are not awaited until they reach this round → their round when they got the answer "left".
+        self.away: dict[int, int | None] = {}
+        self.last_contact: dict[int, float] = dict.fromkeys(self.neighbours, time.monotonic())
+        self.last_request: dict[int, int] = dict.fromkeys(self.neighbours, 0)  # round
+        self.model: bytes | None = None  # for a neighbour that returns without a checkpoint
+        self._messages: dict[tuple[int, int], bytes] = {}  # (phase, receiver)
+        self._previous: tuple[int, frozenset[int], dict[tuple[int, int], bytes]] = (0, frozenset(), {})
+        self._fetched: set[tuple[int, int]] = set()
+        self._changed = asyncio.Event()
+
+    def begin_roll_call(self, t: int) -> None:
+        """Open the roll call of round t. The messages of the previous round stay available to slower neighbours."""
+        if self._messages:
+            self._previous = (self.round, self.present, self._messages)
+        self.round, self.gathering, self.present, self._messages = t, True, frozenset(), {}
+        self.arrived, self._fetched = set(), set()
+        self.notify()
+
+    def begin_round(self, present: Iterable[int]) -> None:
+        """Close the roll call and start the round with these neighbours."""
+        self.present, self.gathering = frozenset(present), False
+        self.notify()
+
+    def publish(self, phase: int, messages: dict[int, bytes]) -> None:
+        self._messages |= {(phase, j): content for j, content in messages.items()}
+        self.notify()
+
+    def drop(self, j: int) -> None:
+        """Exclude j from the rest of this round."""
+        self.present -= {j}
+        self.notify()
+
+    def leave(self, j: int) -> None:
+        """Continue without j until it reaches the round of this peer."""
+        self.away[j] = None
+
+    def finish(self) -> None:
+        self.finished = True
+        self.notify()
+
+    def wait_for(self, neighbours: set[int]) -> None:
+        """Report `waiting` from now on, and `blocked` while a neighbour in this set is silent."""
+        self.waiting, self.awaited, self.waiting_since = True, neighbours, time.monotonic()
+
+    def record_contact(self, j: int, t: int = 0) -> None:
+        self.last_contact[j] = time.monotonic()
+        self.last_request[j] = t or self.last_request[j]
+
+    def fetched_all(self, j: int) -> bool:
+        """Whether j has fetched all messages to it of this round."""
+        return all(key in self._fetched for key in self._messages if key[1] == j)
+
+    async def hello(self, j: int, t: int) -> Answer:
+        """Answer whether this peer is in round t with j; round 0 is a ping."""
+        self.record_contact(j, t)
+        if 0 < t >= self.round:
+            self.away.pop(j, None)
+        until = time.monotonic() + self.poll
+        while t > 0:
+            if self.finished:
+                return self._answer("finished")
+            if t < self.round:
+                return self._answer("left" if self._has_left(j, t) else "ahead")
+            if t == self.round:
+                if self.gathering:
+                    self.arrived.add(j)
+                    self.notify()
+                return self._answer("here" if self.gathering or j in self.present else "out")
+            if not await self.wait_for_change(until):
+                break
+        return self._answer("wait")
+
+    def _has_left(self, j: int, t: int) -> bool:
+        """Whether this peer continues without j, which is in round t.
+
+        If j moves on to a later round with other neighbours, this peer waits for it again.
+        """
+        noted = self.away.get(j)
+        if noted is not None and noted < t:
+            del self.away[j]
+        elif j in self.away:
+            self.away[j] = t
+        return j in self.away
+
+    async def fetch(self, j: int, t: int, phase: int) -> bytes:
+        """Return the message to j of a phase of round t, or an Answer."""
+        self.record_contact(j, t)
+        if phase == MODEL_PHASE:
+            return self._encoded_answer("wait") if self.model is None else VECTOR + self.model
+        until = time.monotonic() + self.poll
+        while True:
+            response = self._find_response(j, t, phase)
+            if response is not None:
+                return response
+            if not await self.wait_for_change(until):
+                return self._encoded_answer("wait")
+
+    def _find_response(self, j: int, t: int, phase: int) -> bytes | None:
+        """Look up the response to a fetch request; None if there is none yet."""
+        current = t == self.round
+        number, present, messages = (self.round, self.present, self._messages) if current else self._previous
+        if t > self.round or (current and self.gathering):
+            return self._encoded_answer("finished") if self.finished else None
+        if t != number or (not current and (phase, j) not in messages):
+            return self._encoded_answer("ahead")
+        if j not in present:
+            return self._encoded_answer("out")
+        if (phase, j) not in messages:
+            return None
+        if current:
+            self._fetched.add((phase, j))
+        return VECTOR + messages[phase, j]
+
+    def _answer(self, state: str) -> Answer:
+        return Answer(self.plan, state, self.round, self.gathering, self.waiting, self.blocked)
+
+    def _encoded_answer(self, state: str) -> bytes:
+        return ANSWER + self._answer(state).encode()
+
+    @property
+    def blocked(self) -> bool:
+        """Whether this peer waits for a silent neighbour."""
+        now = time.monotonic()
+        return self.waiting and any(
+            now - max(self.waiting_since, self.last_contact[j]) > self.patience for j in self.awaited
+        )
+
+    def notify(self) -> None:
+        """Wake all coroutines in `wait_for_change`."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait_for_change(self, until: float) -> bool:
+        """Wait for a change of state; False if there is none before the monotonic time `until`."""
+        left = until - time.monotonic()
+        if left <= 0:
+            return False
+        try:
+            await asyncio.wait_for(self._changed.wait(), left)
+        except TimeoutError:
+            return False
+        return True
+
+
+class Server:
+    """gRPC server that admits pinned neighbours and answers from a ServerState."""
+
+    def __init__(
+        self,
+        grpc: Any,
+        own: Identity,
+        plan: TrainingPlan,
+        trust_store: TrustStore,
+        state: ServerState,
+        events: Events,
+    ):
+        self._grpc, self._own, self._plan = grpc, own, plan
+        self._trust_store, self._state, self._events = trust_store, state, events
+        self._names = {plan.members[j].name: j for j in state.neighbours}
+        self._open: Counter[int] = Counter()  # requests in progress per neighbour
 
     async def start(self, listen: str) -> int:
-        """Listen; returns the port. Only the certificates pinned now can connect, only those pinned then can ask."""
+        """Start to listen. Returns the port.
+
+        Certificates pinned at the start can connect. Pins are checked again at every call.
+        """
         grpc = self._grpc
-        pinned = [pem for name in self._names for pem in self._pins.of(name)]
+        pinned = [pem for name in self._names for pem in self._trust_store.certificates(name)]
         if not pinned:
-            raise PdslError(f"no neighbour is pinned; accept one of them: pdsl peer pin {self._own.folder} CARD")
-        self._server = tls.server(grpc, len(self._names))
+            raise PdslError(f"no neighbour is pinned; pin at least one: pdsl peer pin {self._own.folder} CARD")
+        self._server = tls.create_server(grpc, len(self._names))
         methods = {"Hello": self._hello, "Fetch": self._fetch}
         handlers = {name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         try:
             port: int = self._server.add_secure_port(listen, tls.server_credentials(grpc, self._own, pinned))
         except RuntimeError as e:
-            raise PdslError(f"cannot listen on {listen}; is it in use? give another with --listen") from e
+            raise PdslError(f"cannot listen on {listen}, which may be in use; choose another with --listen") from e
         await self._server.start()
         return port
 
@@ -47,44 +227,44 @@ class Server:
         await self._server.stop(grace=0.2)
 
     async def _hello(self, content: bytes, context: Any) -> bytes:
-        j, request = await self._admitted(content, context)
+        j, request = await self._admit(content, context)
         try:
-            return (await self._node.hello(j, request.round)).encode()
+            return (await self._state.hello(j, request.round)).encode()
         finally:
             self._open[j] -= 1
 
     async def _fetch(self, content: bytes, context: Any) -> bytes:
-        j, request = await self._admitted(content, context)
+        j, request = await self._admit(content, context)
         try:
-            return await self._node.fetch(j, request.round, request.phase)
+            return await self._state.fetch(j, request.round, request.phase)
         finally:
             self._open[j] -= 1
 
-    async def _admitted(self, content: bytes, context: Any) -> tuple[int, Request]:
-        """The agent that is asking and what it asks; whatever is wrong ends the call with the reason."""
+    async def _admit(self, content: bytes, context: Any) -> tuple[int, Request]:
+        """Identify the caller and decode its request. An invalid call is aborted with the reason."""
         codes = self._grpc.StatusCode
         j = None
         try:
-            j = self._caller(context)
-            if self._open[j] >= tls.STREAMS:
+            j = self._identify(context)
+            if self._open[j] >= tls.MAX_STREAMS:
                 raise RefusedError("too many requests")
             request = Request.decode(content, self._plan.hash)
         except RefusedError as e:
-            who = context.peer() if j is None else self._plan.members[j].name
-            self._events.log("refused", what="request", of=who, reason=e.reason)
+            caller = context.peer() if j is None else self._plan.members[j].name
+            self._events.log("refused", what="request", of=caller, reason=e.reason)
             code = codes.PERMISSION_DENIED if j is None else codes.INVALID_ARGUMENT
             await context.abort(code, e.reason)
             raise
         self._open[j] += 1
         return j, request
 
-    def _caller(self, context: Any) -> int:
-        """The neighbour whose pin, byte for byte, is the certificate of this connection."""
+    def _identify(self, context: Any) -> int:
+        """Find the neighbour whose pin equals the certificate of this connection byte for byte."""
         auth = context.auth_context()
-        if auth.get("ssl_tls_version") != [tls.VERSION]:
+        if auth.get("ssl_tls_version") != [tls.TLS_VERSION]:
             raise RefusedError("not TLS 1.3")
-        (shown,) = auth.get("x509_pem_cert") or [b""]
+        (certificate,) = auth.get("x509_pem_cert") or [b""]
         for name, j in self._names.items():
-            if shown.decode() in self._pins.of(name):
+            if certificate.decode() in self._trust_store.certificates(name):
                 return j
         raise RefusedError("certificate not pinned")

@@ -1,31 +1,55 @@
-"""How a peer is doing: the running process writes it down every second, anybody in the folder may read it."""
+"""Event log and status file of a running peer, and their readers. Neither contains secrets or messages."""
 
 import json
-import os
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 from rich.table import Table
 
-from pdsl.errors import PdslError
-from pdsl.peer.events import Events
-from pdsl.peer.join import RUN
-from pdsl.peer.plan import Plan
-from pdsl.peer.transport import Transport
-from pdsl.rounded import rounded_up
-from pdsl.runs import Row, RunDirectory
+from pdsl.peer.identity import RUN
 from pdsl.settings import Section
+from pdsl.utils.errors import PdslError
+from pdsl.utils.format import format_epsilon
 
 STATUS = "status.json"
-EVERY = 1.0  # seconds
-STALE = 5.0  # seconds after which nobody is writing any more
+WRITE_INTERVAL = 1.0  # seconds
+STALE_AFTER = 5.0  # seconds without a write after which the process is considered dead
+MAX_EVENTS = 10_000  # lines per process, so that invalid requests cannot fill the disk
 
 
-class Neighbour(Section):
-    """How one is doing, as its neighbour has heard it."""
+class Events:
+    """Event log in JSON lines, with a count per kind of event."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def log(self, kind: str, **facts: str | int | float | None) -> None:
+        with self._lock:
+            self.counts[kind] += 1
+            if self.counts.total() > MAX_EVENTS:
+                return
+            line = json.dumps({"time": round(time.time(), 3), "event": kind, **facts}, ensure_ascii=False)
+            try:
+                with self.path.open("a", encoding="utf-8") as file:
+                    file.write(line + "\n")
+            except OSError:
+                self.counts["event not written"] += 1  # a full disk is reported by the writes of the round
+
+    def read(self) -> list[dict[str, object]]:
+        try:
+            return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+        except FileNotFoundError:
+            return []
+
+
+class NeighbourStatus(Section):
+    """State of a neighbour as seen by a peer."""
 
     name: str
     state: str
@@ -35,13 +59,13 @@ class Neighbour(Section):
 
 
 class Status(Section):
-    """What the file says, to check one that is read."""
+    """Content of the status file."""
 
     time: float
     pid: int
     running: bool
     name: str
-    plan: str
+    plan: str  # hash
     round: int
     rounds: int
     doing: str
@@ -49,16 +73,14 @@ class Status(Section):
     epsilon: float | None
     budget: float
     refused: int
-    neighbours: list[Neighbour]
+    neighbours: list[NeighbourStatus]
 
 
-class Reporter:
-    """Writes the status of a running peer until it is stopped."""
+class StatusWriter:
+    """Thread that writes the status of a running peer until it is stopped."""
 
-    def __init__(self, directory: RunDirectory, plan: Plan, me: int, transport: Transport, events: Events):
-        self._path = directory.path / STATUS
-        self._plan, self._me, self._transport, self._events = plan, me, transport, events
-        self.row: Row = {}
+    def __init__(self, folder: Path, events: Events, current: Callable[[], Status]):
+        self._path, self._events, self._current = folder / STATUS, events, current
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pdsl status", daemon=True)
         self._thread.start()
@@ -69,72 +91,45 @@ class Reporter:
         self._write(running=False)
 
     def _run(self) -> None:
-        while not self._stopped.wait(EVERY):
+        while not self._stopped.wait(WRITE_INTERVAL):
             self._write(running=True)
 
     def _write(self, running: bool) -> None:
+        status = self._current().model_copy(update={"running": running})
         aside = self._path.with_suffix(".part")
         try:
-            aside.write_text(json.dumps(self._status(running), ensure_ascii=False), encoding="utf-8")
+            aside.write_text(json.dumps(status.model_dump(), ensure_ascii=False), encoding="utf-8")
             aside.replace(self._path)
         except OSError:
-            self._events.counts["status not written"] += 1  # a full disk is found out where it matters
-
-    def _status(self, running: bool) -> dict[str, Any]:
-        node, now = self._transport.node, time.monotonic()
-        return {
-            "time": time.time(),
-            "pid": os.getpid(),
-            "running": running,
-            "name": self._plan.members[self._me].name,
-            "plan": self._plan.hash,
-            "round": node.round,
-            "rounds": self._plan.config.rounds,
-            "doing": "looking who is there" if node.gathering else "waiting" if node.waiting else "computing",
-            "accuracy": self.row.get("accuracy"),
-            "epsilon": self.row.get("epsilon"),
-            "budget": self._plan.config.privacy.budget,
-            "refused": self._events.counts["refused"],
-            "neighbours": [
-                {
-                    "name": neighbour.name,
-                    "state": neighbour.state,
-                    "in_round": j in node.present,
-                    "round": max(neighbour.at[0], node.asked[j]),  # by its own words or questions
-                    "heard_seconds_ago": round(now - node.heard[j], 1),
-                }
-                for j, neighbour in self._transport.calls.neighbours.items()
-            ],
-        }
+            self._events.counts["status not written"] += 1  # a full disk is reported by the writes of the round
 
 
-def read_status(folder: Path) -> dict[str, Any] | None:
-    """What the peer of this folder wrote last; None if it never ran. `running` is false if it writes no more."""
+def read_status(folder: Path) -> Status | None:
+    """Read the status in an organisation's folder; None if it never ran. A stale status is not `running`."""
     path = folder / RUN / STATUS
     try:
-        status = Status.model_validate_json(path.read_bytes()).model_dump()
+        status = Status.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as e:
         raise PdslError(
-            f"{path} is damaged; a peer that runs writes it again in a second, of one that has ended"
-            f" {path.with_name('summary.json')} has more"
+            f"{path} is damaged; a running peer rewrites it every second, and for a finished one read"
+            f" {path.with_name('summary.json')}"
         ) from e
-    status["running"] = status["running"] and time.time() - status["time"] < STALE
-    return status
+    return status.model_copy(update={"running": status.running and time.time() - status.time < STALE_AFTER})
 
 
-def status_table(statuses: list[dict[str, Any]]) -> Table:
-    """A row for each peer, and one for each neighbour where there is but one peer."""
-    table = Table("peer", "round", "what it does", "accuracy", "ε", "refused", header_style="bold")
+def status_table(statuses: list[Status]) -> Table:
+    """Table with a row per peer; for a single peer also a row per neighbour."""
+    table = Table("peer", "round", "state", "accuracy", "ε", "refused", header_style="bold")
     for s in statuses:
-        doing = s["doing"] if s["running"] else "not running"
-        accuracy = "" if s["accuracy"] is None else f"{s['accuracy']:.4f}"
-        spent = "" if s["epsilon"] is None else f"{rounded_up(s['epsilon'])} of {s['budget']:g}"
-        table.add_row(s["name"], f"{s['round']} of {s['rounds']}", doing, accuracy, spent, str(s["refused"]))
+        doing = s.doing if s.running else "not running"
+        accuracy = "" if s.accuracy is None else f"{s.accuracy:.4f}"
+        spent = "" if s.epsilon is None else f"{format_epsilon(s.epsilon)} of {s.budget:g}"
+        table.add_row(s.name, f"{s.round} of {s.rounds}", doing, accuracy, spent, str(s.refused))
         if len(statuses) == 1:
-            for n in s["neighbours"]:
-                heard = f"heard {n['heard_seconds_ago']:g} s ago"
-                there = "in the round" if n["in_round"] else "not in the round"
-                table.add_row(f"  ↔ {n['name']}", str(n["round"]), f"{n['state']}, {there}, {heard}")
+            for n in s.neighbours:
+                contact = f"last contact {n.heard_seconds_ago:g} s ago"
+                present = "in the round" if n.in_round else "not in the round"
+                table.add_row(f"  ↔ {n.name}", str(n.round), f"{n.state}, {present}, {contact}")
     return table

@@ -1,30 +1,28 @@
-"""One peer on the network, for code that is not asynchronous: the event loop has a thread of its own."""
+"""Blocking interface to the network for one peer. The event loop runs in its own thread."""
 
 import asyncio
 import threading
+import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from torch import Tensor
 
 from pdsl.peer import tls
-from pdsl.peer.calls import Calls
-from pdsl.peer.events import Events
-from pdsl.peer.identity import Identity
-from pdsl.peer.join import PINS
-from pdsl.peer.lines import Lines
-from pdsl.peer.node import Node
-from pdsl.peer.pins import Pins
-from pdsl.peer.plan import Plan
-from pdsl.peer.roll import Outcome
-from pdsl.peer.server import Server
-from pdsl.peer.wire import MODEL, Header, encode
+from pdsl.peer.attendance import RollCallResult
+from pdsl.peer.client import Client
+from pdsl.peer.identity import PINS, Identity
+from pdsl.peer.messages import MODEL_PHASE, Header, encode
+from pdsl.peer.plan import TrainingPlan
+from pdsl.peer.server import Server, ServerState
+from pdsl.peer.status import Events, NeighbourStatus
+from pdsl.peer.trust_store import TrustStore
 
 T = TypeVar("T")
 
 
 class Loop:
-    """An event loop in a thread. Several peers of one process share it, as gRPC wants it."""
+    """An event loop in a thread. Several peers in one process share it, as gRPC requires."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -32,7 +30,7 @@ class Loop:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Its result, in the calling thread; a KeyboardInterrupt there ends it here."""
+        """Run a coroutine on the loop and return its result. An interrupt of the caller cancels it."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
@@ -46,62 +44,81 @@ class Loop:
 
 
 class Transport:
-    """A node with its server and its lines."""
+    """Server and client of one peer."""
 
-    def __init__(self, loop: Loop, own: Identity, plan: Plan, events: Events, d: int):
+    def __init__(self, loop: Loop, own: Identity, plan: TrainingPlan, events: Events, d: int):
         self._loop, self._own, self._plan = loop, own, plan
         self.me = plan.agent(own.card.name)
-        grpc = tls.load()
-        pins = Pins(own.folder / PINS)
-        patience = plan.conduct.patience
-        poll = min(1.0, plan.conduct.silence / 8, patience / 4)
-        self.node = Node(plan.hash, plan.neighbours(self.me), poll, patience)
-        self._server = Server(grpc, own, plan, pins, self.node, events)
-        self.calls = Calls(grpc, own, plan, pins, self.node, events, d)
-        self._lines = Lines(self.calls, plan, self.me, self.node, events, d)
+        grpc = tls.load_grpc()
+        trust_store = TrustStore(own.folder / PINS)
+        patience = plan.timeouts.patience
+        poll = min(1.0, plan.timeouts.silence / 8, patience / 4)
+        self.state = ServerState(plan.hash, plan.neighbours(self.me), poll, patience)
+        self._server = Server(grpc, own, plan, trust_store, self.state, events)
+        self.client = Client(grpc, own, plan, trust_store, self.state, events, d)
 
     def start(self, listen: str | None = None) -> int:
-        async def begin() -> int:
+        """Listen on an address, by default the card's, and connect. Returns the port."""
+
+        async def start() -> int:
             port = await self._server.start(listen or self._own.card.address)
-            self.calls.start()
+            self.client.start()
             return port
 
-        return self._loop.run(begin())
+        return self._loop.run(start())
 
     def stop(self) -> None:
-        async def end() -> None:
-            await self.calls.stop()
+        async def stop() -> None:
+            await self.client.stop()
             await self._server.stop()
 
-        self._loop.run(end())
+        self._loop.run(stop())
 
-    def roll_call(self, t: int) -> Outcome:
-        return self._loop.run(self._lines.roll_call(t))
+    def roll_call(self, t: int) -> RollCallResult:
+        return self._loop.run(self.client.roll_call(t))
 
     def exchange(self, t: int, phase: int, rows: dict[int, Tensor]) -> dict[int, Tensor]:
-        """Send each neighbour its row of a phase and get one from each; those missing are out of the round."""
+        """Send each neighbour its row of a phase and receive one from each.
+
+        A neighbour without an entry in the result is excluded from the round.
+        """
         hash_ = self._plan.hash
         messages = {j: encode(Header(hash_, t, phase, sender=self.me, receiver=j), row) for j, row in rows.items()}
-        return self._loop.run(self._lines.exchange(t, phase, messages))
+        return self._loop.run(self.client.exchange(t, phase, messages))
 
-    def offer(self, x: Tensor) -> None:
-        """What neighbours get that come back without a model of their own."""
-        self.node.model = encode(Header(self._plan.hash, 0, MODEL, sender=self.me, receiver=self.me), x)
+    def publish_model(self, x: Tensor) -> None:
+        """Offer a model to neighbours that return without a checkpoint."""
+        self.state.model = encode(Header(self._plan.hash, 0, MODEL_PHASE, sender=self.me, receiver=self.me), x)
 
     def leave_round(self) -> None:
-        """Nobody gets anything more of this round."""
+        """Stop all exchanges of this round."""
 
         async def leave() -> None:
-            self.node.begin(())
+            self.state.begin_round(())
 
         self._loop.run(leave())
 
-    def models(self) -> list[Tensor]:
-        return self._loop.run(self._lines.models())
+    def fetch_models(self) -> list[Tensor]:
+        return self._loop.run(self.client.fetch_models())
 
-    def farewell(self) -> None:
-        async def end() -> None:
-            await self._lines.farewell()
-            self.node.finish()
+    def finish(self) -> None:
+        """After the last round, let neighbours fetch their messages, then report the state "finished"."""
 
-        self._loop.run(end())
+        async def finish() -> None:
+            await self.client.drain()
+            self.state.finish()
+
+        self._loop.run(finish())
+
+    def neighbour_statuses(self) -> list[NeighbourStatus]:
+        state, now = self.state, time.monotonic()
+        return [
+            NeighbourStatus(
+                name=neighbour.name,
+                state=neighbour.state,
+                in_round=j in state.present,
+                round=max(neighbour.at[0], state.last_request[j]),  # from its answers and its requests
+                heard_seconds_ago=round(now - state.last_contact[j], 1),
+            )
+            for j, neighbour in self.client.neighbours.items()
+        ]

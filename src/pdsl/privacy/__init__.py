@@ -1,16 +1,15 @@
-"""Privacy: what leaves an agent, and what it costs.
+"""Differential privacy of an agent's messages: noise, accounting, and the record of the privacy spent.
 
-Read `mechanism` (noise, sensitivity) first, then `accounting` (from what is released to ε), `calibration` (from a
-budget to σ), `ledger` (what has been spent), `bond` (what ties a ledger to its run), `statement` (the same in words),
-`metering` (only declared messages leave), `calculator` (planning), `theorem1` (the paper's own bound). `pdsl.auditing`
-tries to break all of it.
+Read in this order: `noise` (sensitivity and the Gaussian mechanism, with the sampler in `discrete_gaussian`),
+`accounting` (from released messages to ε), `calibration` (from a budget to σ; the paper's Theorem 1), `ledger` (privacy
+spent so far), `seal` (ties a ledger to its run), `statement` (the guarantee in words), `metering` (enforces the
+declared number of messages), `planning` (noise and ε before a run). `pdsl.auditing` tries to refute all of it.
 """
 
 from pdsl.privacy.accounting import Mechanism, epsilon
-from pdsl.privacy.calibration import Release, by_weight, mechanisms
+from pdsl.privacy.calibration import Release, by_weight, mechanisms, theorem1_sigma
 from pdsl.privacy.ledger import Ledger
-from pdsl.privacy.mechanism import Noise, sensitivity
-from pdsl.privacy.theorem1 import theorem1_sigma
+from pdsl.privacy.noise import Noise, sensitivity
 
 __all__ = [
     "Ledger",

@@ -1,4 +1,4 @@
-"""From what was asked to what each agent does in a round: the amount of noise, found before the run starts."""
+"""Calibration: from privacy settings to each agent's mechanism, before the run starts."""
 
 import math
 from collections.abc import Sequence
@@ -7,30 +7,29 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pdsl.data.batches import Batches
-from pdsl.errors import PdslError
-from pdsl.graph import Graph
+from pdsl.data.sampling import Batches
 from pdsl.privacy.accounting import Mechanism, calibrate
-from pdsl.privacy.mechanism import ARITHMETIC, STEPS, rounded_sensitivity, sensitivity
-from pdsl.privacy.theorem1 import theorem1_sigma
+from pdsl.privacy.noise import ARITHMETIC, STEPS, rounded_sensitivity, sensitivity
 from pdsl.settings import PrivacySettings
+from pdsl.topology import Graph
+from pdsl.utils.errors import PdslError
 
 Floats = NDArray[np.float64]
 
 
 class Release(NamedTuple):
-    """What an agent releases in a round: `messages` noisy vectors on one batch, `steps` times."""
+    """Messages that an agent releases in a round: `messages` noisy vectors on one batch, `steps` times."""
 
     messages: int  # k
-    steps: int = 1  # K, each on a batch of its own
-    stretch: tuple[float, ...] = ()  # σ of each message over σ of k that are alike; Σ 1/stretch² = k, so ε is the same
+    steps: int = 1  # K, each on its own batch
+    sigma_scale: tuple[float, ...] = ()  # factor on σ for each message, with Σ 1/scale² = k so that ε stays the same
 
 
 def by_weight(omega: Floats) -> tuple[float, ...]:
-    """The `stretch` of messages whose σ² is as 1/ω, for weights ω that sum to 1; empty where all weigh the same.
+    """`sigma_scale` that makes σ² proportional to 1/ω, for weights ω that sum to 1; empty if all weights are equal.
 
-    Such messages, each times its ω, add up to noise of σ²/k, whatever the weights are: little of the budget goes to
-    what hardly counts.
+    The weighted sum of such messages has noise of variance σ²/k for any weights: messages with little weight take
+    little of the privacy budget.
     """
     if np.allclose(omega, omega[0], rtol=1e-9):
         return ()
@@ -46,11 +45,11 @@ def mechanisms(
     floor: float,
     d: int,  # numbers in a message
 ) -> list[Mechanism] | None:
-    """Every agent's mechanism; None without noise.
+    """Mechanism of every agent; None without noise.
 
-    With a target, σ_i = z·√k_i·Δ_i, z the least noise multiplier whose `rounds` rounds (in mode per-round: one
-    round by itself) stay within the target: an agent with more neighbours adds more noise, and all spend the same.
-    Messages differ where the algorithm stretches them, but for a σ that was asked for itself, and Theorem 1's.
+    With a target ε, σ_i = z·√k_i·Δ_i, where z is the smallest noise multiplier with which all `rounds` rounds (in mode
+    per-round: one round) stay within the target. An agent with more neighbours adds more noise, and all agents spend
+    the same. The algorithm's `sigma_scale` applies unless σ is set directly or computed by Theorem 1.
     """
     if settings.mode == "none":
         return None
@@ -58,38 +57,57 @@ def mechanisms(
     if settings.epsilon_per_round is not None and settings.mode != "per-round":
         phi_min = settings.phi_min if settings.phi_min is not None else floor / int(max(graph.degrees))
         C, delta = settings.max_grad_norm, settings.delta
-        sigmas, stretched = [theorem1_sigma(graph, settings.epsilon_per_round, delta, C, phi_min)] * graph.agents, False
+        sigmas, scaled = [theorem1_sigma(graph, settings.epsilon_per_round, delta, C, phi_min)] * graph.agents, False
     elif settings.sigma is not None:
-        sigmas, stretched = [settings.sigma] * graph.agents, False
+        sigmas, scaled = [settings.sigma] * graph.agents, False
     else:
         z = settings.noise_multiplier
         if z is None:
-            target, over = (settings.budget, rounds) if settings.mode == "sound" else (settings.epsilon_per_round, 1)
+            target, over = (settings.budget, rounds) if settings.mode == "total" else (settings.epsilon_per_round, 1)
             assert target is not None
             steps = max(release.steps for release in releases)
             z = calibrate(target, settings.delta, over, batches.rate, steps)
         for release in releases:
-            if release.stretch and not math.isclose(math.fsum(s**-2 for s in release.stretch), release.messages):
-                raise PdslError(
-                    f"stretch {release.stretch}: 1/stretch² must add up to {release.messages}; try by_weight"
-                )
+            scale, k = release.sigma_scale, release.messages
+            if scale and not math.isclose(math.fsum(s**-2 for s in scale), k):
+                raise PdslError(f"sigma_scale={scale}: the sum of 1/scale² must be {k}; try pdsl.privacy.by_weight")
         sigmas = [_sigma(z, release, delta, d) for release, delta in zip(releases, deltas, strict=True)]
-        stretched = True
+        scaled = True
     made = []
     for sigma, delta, release in zip(sigmas, deltas, releases, strict=True):
-        factors = release.stretch if stretched else ()
+        factors = release.sigma_scale if scaled else ()
         rounded = rounded_sensitivity(delta, sigma * max(factors, default=1.0), d)
         made.append(Mechanism(sigma, rounded, release.messages, release.steps, batches.rate, factors, d))
     return made
 
 
 def _sigma(z: float, release: Release, delta: float, d: int) -> float:
-    """σ = z·√k·Δ', where Δ' is Δ once messages are rounded to the lattice of σ itself (`rounded_sensitivity`)."""
+    """σ = z·√k·Δ′, where Δ′ is the sensitivity after rounding to the lattice of this σ (`rounded_sensitivity`)."""
     root = z * math.sqrt(release.messages)
-    share = root * max(release.stretch, default=1.0) * math.sqrt(d) / STEPS
+    share = root * max(release.sigma_scale, default=1.0) * math.sqrt(d) / STEPS
     if share > 0.5:
         raise PdslError(
-            f"noise_multiplier={z:g} for {d:,} parameters is more noise than the lattice of messages can hold; try"
-            " fewer rounds or a larger target_epsilon"
+            f"noise_multiplier={z:g} for {d:,} parameters is more noise than the lattice of messages can represent;"
+            " try fewer rounds or a larger target_epsilon"
         )
     return root * delta * (1 + ARITHMETIC) / (1 - share)
+
+
+def theorem1_sigma(graph: Graph, epsilon: float, delta: float, C: float, phi_min: float) -> float:
+    """σ by the paper's Theorem 1: the smallest that its bound admits for (ε, δ) in each round.
+
+    max over i of  2C (1/ω_min + Σ_j 1/ω_ij) √(2 ln(1.25/δ)) / (φ̂_min ε √(Σ_j ω_ij⁻²)),  j over M_i.
+
+    Guarantee: none, and no ε is stated from it. The theorem covers one round and the aggregate ḡ_i, which is never
+    sent. It divides by the smallest share φ̂_min, which min-max normalisation makes 0.
+    """
+    if not 0 < phi_min <= 1:
+        raise PdslError(
+            f"Theorem 1 with φ̂_min={phi_min} needs infinite noise: min-max weights make the smallest share 0;"
+            " set algorithm.shapley.floor above 0, privacy.share_floor or privacy.phi_min"
+        )
+    inverse = 1 / graph.omega  # [E]
+    per_agent = np.add.reduceat(inverse, graph.offsets[:-1])
+    root = np.sqrt(np.add.reduceat(inverse**2, graph.offsets[:-1]))
+    largest = ((inverse.max() + per_agent) / root).max()
+    return float(2 * C * largest * math.sqrt(2 * math.log(1.25 / delta)) / (phi_min * epsilon))

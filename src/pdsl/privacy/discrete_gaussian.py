@@ -1,15 +1,15 @@
-"""Exact samples of a discrete Gaussian with a large parameter, many at a time.
+"""Exact, vectorised sampler of a discrete Gaussian with a large parameter.
 
 The pmf on the integers is proportional to exp(−z²/2σ²) with σ = 256·k for an integer k of at least 2^24. A magnitude
 is m = k·h + l: h is drawn from a table with the pmf of a discrete Gaussian of parameter 256, l is uniform on 0..k−1,
 and the pair is accepted with probability exp(−t), t = x(2h + x)/2^17, x = l/k. The sign is a fair bit, and −0 is
 rejected. (Sampling by magnitude in two parts: Ducas et al., CRYPTO 2013.)
 
-Everything is decided by comparing random bits with integers. Where the bits at hand do not decide (about one value in
-10^5), 512 further bits of the stream and arithmetic with 100 digits do, so results are the same on every machine.
+Every decision compares random bits with integers. If the bits read first do not decide (about one value in 10^5), 512
+further bits of the stream and arithmetic with 100 digits do. So results are the same on every machine.
 
-Guarantee: every probability is within a factor 1 ± 2^-60 of the discrete Gaussian's for |z| < 16σ; there are no values
-beyond, which a Gaussian would take with probability 2^-189. docs/privacy.md derives what that adds to ε and δ.
+Guarantee: for |z| < 16σ every probability is within a factor 1 ± 2^-60 of the discrete Gaussian's. Larger values, which
+a Gaussian would take with probability 2^-189, do not occur. docs/privacy.md derives the resulting change of ε and δ.
 """
 
 import decimal
@@ -21,17 +21,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pdsl.randomness import RandomBits
+from pdsl.utils.random import RandomBits
 
 TABLE_SIGMA = 256  # parameter of the table of high parts
 HIGH_BITS = 12  # high parts are below 2^12, so |z| < 16σ
-CELL_BITS = 244  # resolution of a cell of the table; with HIGH_BITS all probabilities are multiples of 2^-256
+CELL_BITS = 244  # resolution of a table cell; with HIGH_BITS, probabilities are multiples of 2^-256
 FIRST_BITS = 20  # of the CELL_BITS, compared first
 MIN_SCALE_BITS = 24  # k is at least 2^24 and at most 2^25
-BLOCK = 32768  # candidates at a time: their arrays fit the cache
-MASS_ERROR = (
-    2.0**-59
-)  # relative to a Gaussian rounded to integers: the sampler's 2^-60 and the discrete Gaussian's 2^-60
+BLOCK = 32768  # candidates per call, so that their arrays fit the cache
+# Relative to a Gaussian rounded to integers: 2^-60 of the sampler plus 2^-60 of the discrete Gaussian.
+MASS_ERROR = 2.0**-59
 
 Values = NDArray[np.float64]  # integers below 2^53
 LOWER = 0 if sys.byteorder == "little" else 1  # index of the lower half in a word of 64 bits
@@ -47,7 +46,7 @@ class _Table(NamedTuple):
 
 
 def scale(sigma: float) -> tuple[int, int]:
-    """Return (k, e) with 256·k·2^e ≥ σ, above it by at most one part in 2^24: the lattice's step is 2^e.
+    """Return (k, e) with 256·k·2^e ≥ σ, by at most one part in 2^24. The lattice step is 2^e.
 
     e = ⌊log2 σ⌋ − 32, so a standard deviation has 2^32 to 2^33 steps.
     """
@@ -63,7 +62,7 @@ def sample(n: int, k: int, bits: RandomBits) -> Values:
 
 
 def sample_rows(n: int, scales: Sequence[int], sources: Sequence[RandomBits]) -> list[Values]:
-    """Draw n values for each pair of k and a stream; a row does not depend on the rows that are drawn with it."""
+    """Draw n values for each pair of k and a stream; rows do not depend on each other."""
     count = _enough(n)
     words = np.stack([_read(source, count) for source in sources], axis=1)
     z, accepted = _candidates(words, np.array(scales, dtype=np.uint64), sources, 0)
@@ -74,7 +73,7 @@ def sample_rows(n: int, scales: Sequence[int], sources: Sequence[RandomBits]) ->
 
 
 def _enough(n: int) -> int:
-    """Candidates of which n are nearly always accepted; no more than a block, and an even number."""
+    """Number of candidates of which n are nearly always accepted: even, and at most a block."""
     count = min(BLOCK, n + n // 64 + 32)
     return count + count % 2
 
@@ -85,7 +84,7 @@ def _read(bits: RandomBits, count: int) -> NDArray[np.uint32]:
 
 
 def _complete(values: Values, n: int, k: int, bits: RandomBits, index: int) -> Values:
-    """Draw until there are n values; `index` is that of the next candidate."""
+    """Draw until there are n values, starting with candidate number `index`."""
     found = [values]
     missing = n - len(values)
     while missing > 0:
@@ -100,7 +99,7 @@ def _complete(values: Values, n: int, k: int, bits: RandomBits, index: int) -> V
 def _candidates(
     words: NDArray[np.uint32], k: NDArray[np.uint64], sources: Sequence[RandomBits], start: int
 ) -> tuple[Values, NDArray[np.bool_]]:
-    """Return candidates [rows, n] of words [3, rows, n], and which are accepted. `start`: index of a row's first."""
+    """Return candidates [rows, n] from words [3, rows, n], and whether each is accepted; `start`: first index."""
     table, k = _table(), k[:, None]
     cell = (words[0] >> np.uint32(32 - HIGH_BITS)).astype(np.intp)
     fraction = words[0] & np.uint32(2**FIRST_BITS - 1)
@@ -142,7 +141,7 @@ def _settle(
     k: NDArray[np.uint64],
     tied: NDArray[np.bool_],
 ) -> list[tuple[int, int]]:
-    """Accept and reject what 1 − t ≤ exp(−t) ≤ 1 − t + t²/2 decides; return the places of candidates that are left."""
+    """Decide candidates by 1 − t ≤ exp(−t) ≤ 1 − t + t²/2; return the positions of the undecided ones."""
     at = np.nonzero(~accepted & uniform)
     x = low[at] / k[at[0], 0]
     t = x * (2.0 * high[at] + x) * 2.0**-17
@@ -154,7 +153,7 @@ def _settle(
 
 
 def _decide(cell: int, fraction: int, high: int, low: int, u: int, k: int, extension: int) -> tuple[int, bool]:
-    """Decide one candidate with 512 more random bits: its high part, and whether it is accepted."""
+    """Decide one candidate with 512 further random bits: return its high part and whether it is accepted."""
     table = _table()
     of_cell, of_u = extension >> 256, extension & (2**256 - 1)
     if fraction == int(table.first[cell]):

@@ -1,7 +1,7 @@
-"""The ledger: who sent how many noisy messages to whom in which rounds, at which σ, and what that has cost.
+"""Privacy ledger: the noisy messages of every agent, by round, receiver and σ, and the ε they have spent.
 
-A round is charged before its first message could leave. Charging a round again changes nothing, since a round that is
-run again after a crash sends the same bytes; charging it with other noise is refused.
+A round is charged before its first message can be sent. Charging a round again changes nothing, because a round that
+is repeated after a crash sends the same bytes. Charging it with different noise is refused.
 """
 
 import json
@@ -11,13 +11,14 @@ from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any, Self
 
-from pdsl.errors import PdslError
 from pdsl.privacy.accounting import Mechanism, Spent, epsilon
+from pdsl.utils.errors import PdslError
+from pdsl.utils.types import JsonDict
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Rounds first..last of one agent, all alike."""
+    """Consecutive rounds of one agent with the same mechanism."""
 
     first: int
     last: int
@@ -26,24 +27,24 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Every agent's account. Immutable: `charged` gives the next one."""
+    """Accounts of all agents. Immutable: `charge` returns a new ledger."""
 
     delta: float
-    budget: float | None  # total ε no agent may pass
+    budget: float | None  # maximum total ε of an agent
     peers: tuple[tuple[int, ...], ...]  # per agent: the receivers of its messages, itself included
     accounts: tuple[tuple[Entry, ...], ...]  # per agent
 
     @classmethod
-    def opened(cls, delta: float, budget: float | None, peers: Sequence[Sequence[int]]) -> Self:
+    def empty(cls, delta: float, budget: float | None, peers: Sequence[Sequence[int]]) -> Self:
         return cls(delta, budget, tuple(tuple(p) for p in peers), tuple(() for _ in peers))
 
-    def charged(self, t: int, mechanisms: Sequence[Mechanism]) -> "Ledger":
-        """The ledger with round t in it. Rounds come in order; one that is in it already stays as it is."""
-        accounts = tuple(_charged(account, t, m) for account, m in zip(self.accounts, mechanisms, strict=True))
+    def charge(self, t: int, mechanisms: Sequence[Mechanism]) -> "Ledger":
+        """Return the ledger with round t charged. Rounds come in order; a charged round is not charged again."""
+        accounts = tuple(_charge(account, t, m) for account, m in zip(self.accounts, mechanisms, strict=True))
         return replace(self, accounts=accounts)
 
-    def through(self, t: int) -> "Ledger":
-        """The ledger as it was after round t: a run taken up again has rounds charged that it runs once more."""
+    def up_to(self, t: int) -> "Ledger":
+        """Return the ledger as of round t. A resumed run may already have charged rounds that it repeats."""
         accounts = tuple(
             tuple(replace(e, last=min(e.last, t)) for e in account if e.first <= t) for account in self.accounts
         )
@@ -55,28 +56,27 @@ class Ledger:
 
     @property
     def epsilon(self) -> float:
-        """Total ε of the agent that has spent most."""
+        """Largest total ε of any agent."""
         return max(self.epsilon_per_agent)
 
     @property
     def epsilon_per_agent(self) -> list[float]:
         return [epsilon(_spent(account), self.delta) for account in self.accounts]
 
-    def to_json(self, costs: bool = False, besides: Mapping[str, Any] = MappingProxyType({})) -> str:
-        """What was sent; with `costs` also the ε of each agent.
+    def to_json(self, costs: bool = False, extra: Mapping[str, Any] = MappingProxyType({})) -> str:
+        """Serialise the messages sent; with `costs` also the ε of each agent.
 
-        No ε is stated per edge: the models that cross it hold all of an agent's messages.
-
-        What is to stand in the file `besides` is not read back by `from_json`.
+        No ε is stated per edge, because the models that cross an edge depend on all messages of an agent. `from_json`
+        ignores the fields in `extra`.
         """
         agents = [self._as_dict(i, costs) for i in range(len(self.accounts))]
-        return json.dumps({"delta": self.delta, "budget": self.budget, **besides, "agents": agents}, indent=1)
+        return json.dumps({"delta": self.delta, "budget": self.budget, **extra, "agents": agents}, indent=1)
 
-    def _as_dict(self, agent: int, costs: bool) -> dict[str, Any]:
+    def _as_dict(self, agent: int, costs: bool) -> JsonDict:
         account, peers = self.accounts[agent], self.peers[agent]
         spent = _spent(account)
-        edges: list[dict[str, Any]] = [{"to": j, "messages": sum(m.steps * n for m, n in spent)} for j in peers]
-        record: dict[str, Any] = {"agent": agent}
+        edges: list[JsonDict] = [{"to": j, "messages": sum(m.steps * n for m, n in spent)} for j in peers]
+        record: JsonDict = {"agent": agent}
         if costs:
             record["epsilon"] = _finite(epsilon(spent, self.delta))
         record["entries"] = [{"first": e.first, "last": e.last, **asdict(e.mechanism)} for e in account]
@@ -90,12 +90,12 @@ class Ledger:
 
     @property
     def mechanisms(self) -> list[Mechanism] | None:
-        """What each agent released last; None where nothing was charged yet."""
+        """Latest mechanism of each agent; None before the first charge."""
         return [account[-1].mechanism for account in self.accounts] if self.rounds else None
 
     @classmethod
     def from_json(cls, text: str, where: str) -> Self:
-        """The ledger as it was written; PdslError if it is damaged."""
+        """Read a ledger; PdslError if it is damaged."""
         try:
             stored = json.loads(text)
             agents = stored["agents"]
@@ -108,20 +108,23 @@ class Ledger:
             return ledger
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
             raise PdslError(
-                f"{where}: the ledger is damaged ({e}), so what was spent is not known; the run cannot go on"
+                f"{where}: the ledger is damaged ({e}), so the privacy spent is unknown; restore it, or start a new run"
             ) from e
 
 
-def _entry(stored: dict[str, Any]) -> Entry:
+def _entry(stored: JsonDict) -> Entry:
     mechanism = {name: value for name, value in stored.items() if name not in ("first", "last")}
     return Entry(int(stored["first"]), int(stored["last"]), Mechanism(**mechanism))
 
 
-def _charged(account: tuple[Entry, ...], t: int, mechanism: Mechanism) -> tuple[Entry, ...]:
+def _charge(account: tuple[Entry, ...], t: int, mechanism: Mechanism) -> tuple[Entry, ...]:
     if account and t <= account[-1].last:
         (entry,) = (e for e in account if e.first <= t <= e.last)
         if entry.mechanism != mechanism:
-            raise PdslError(f"round {t} was charged with σ = {entry.mechanism.sigma:g} and cannot be sent with another")
+            raise PdslError(
+                f"round {t} was charged with σ = {entry.mechanism.sigma:g} and cannot be sent with another mechanism;"
+                " start a new run"
+            )
         return account
     if account and account[-1].mechanism == mechanism and account[-1].last == t - 1:
         return (*account[:-1], replace(account[-1], last=t))
@@ -133,5 +136,5 @@ def _spent(account: tuple[Entry, ...]) -> Spent:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no infinity: null says that no finite ε holds."""
+    """JSON has no infinity; null means that no finite ε holds."""
     return value if math.isfinite(value) else None

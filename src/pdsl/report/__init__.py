@@ -1,9 +1,8 @@
-"""The report of a run: one HTML file that needs nothing else, no network and no library.
+"""The report of a run: one self-contained HTML file.
 
-Read `reading` first (a run directory as values), then `page` (what it says, in its order) and `figures` (what it
-draws). `curves`, `graph`, `holdings`, `weights`, `heard` and `heat` each draw a `picture`, with `markup` (elements as
-strings) and `numbers` (as people read them). `comparison` puts runs beside each other, `files` and `tables` write for
-papers, and `watch` serves the page of a run that goes on.
+Start with `run_data` (a run directory as values), then `page` (the report) and `figures` (its figures). `line_chart`,
+`bar_chart`, `heat_map` and `graph_chart` draw the pictures with `svg`; `document` renders `templates/`. `comparison`
+compares runs, `export` and `tables` write files for papers, and `watch` serves the live report of a run.
 """
 
 from pdsl.report.page import write_report

@@ -1,25 +1,21 @@
-"""Several runs on one page: what each came to, their curves over each other, and the settings in which they differ."""
+"""A report that compares several runs: results, curves, and the settings that differ."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from pdsl.report.curves import Form
-from pdsl.report.document import card, document, write_aside
+from pdsl.report.document import render, write_file
 from pdsl.report.figures import Figure
-from pdsl.report.lines import overlaid
-from pdsl.report.markup import element, words
-from pdsl.report.numbers import epsilon, exact, exact_percent, percent, percents, plain
-from pdsl.report.reading import Run
-from pdsl.report.tables import Table, comparison_table
+from pdsl.report.line_chart import Form, line_chart
+from pdsl.report.run_data import Run
+from pdsl.report.tables import Runs, comparison_table
 from pdsl.settings import flat
+from pdsl.utils.format import axis_percent, exact, exact_percent, format_epsilon, percent, plain
 
-DRAWN = 12  # runs with a line of their own: more names would not fit
-
-Runs = dict[str, Run]  # by names that differ
+MAX_LINES = 12  # runs drawn in a figure; more names would not fit
 
 
-def named(runs: Sequence[tuple[Path, Run]]) -> Runs:
-    """Runs by their names; those of one name by their directories too."""
+def name_runs(runs: Sequence[tuple[Path, Run]]) -> Runs:
+    """Key runs by name. Runs with the same name have their directory added."""
     names = [run.name for _, run in runs]
     found: Runs = {}
     for path, run in runs:
@@ -29,75 +25,58 @@ def named(runs: Sequence[tuple[Path, Run]]) -> Runs:
 
 
 def write_comparison(runs: Runs, target: Path) -> Path:
-    """Write the page; returns its path."""
-    drawn = element("div", *(figure.html() for figure in compared_figures(runs)), class_="even")
-    main = [_table(comparison_table(runs)), drawn, _differences(runs)]
-    return write_aside(target, document(f"{len(runs)} runs", _verdict(runs), *main))
+    """Write the report and return its path."""
+    table = comparison_table(runs)
+    html = render(
+        "compare_runs.html.j2",
+        title=f"{len(runs)} runs",
+        verdict=_verdict(runs),
+        headings=table.headings,
+        rows=table.format_rows(),
+        figures=comparison_figures(runs),
+        names=list(runs),
+        settings=_differing_settings(runs),
+    )
+    return write_file(target, html)
 
 
-def compared_figures(runs: Runs) -> list[Figure]:
-    """Accuracy, loss, ε and consensus distance over rounds, a line for each run that has them."""
-    drawn = dict(list(runs.items())[:DRAWN])
-    which = f" The first {DRAWN} of {len(runs)} runs." if len(runs) > DRAWN else ""
+def comparison_figures(runs: Runs) -> list[Figure]:
+    """Accuracy, loss, ε and consensus distance over rounds, with one line for each run that has them."""
+    drawn = dict(list(runs.items())[:MAX_LINES])
+    limit = f" Shown: the first {MAX_LINES} of {len(runs)} runs." if len(runs) > MAX_LINES else ""
 
-    def of(
-        name: str, title: str, caption: str, form: Form = plain, said: Form = exact, top: float | None = None
+    def figure(
+        metric: str, title: str, caption: str, form: Form = plain, tip_form: Form = exact, top: float | None = None
     ) -> Figure:
-        series = {who: [(r["round"], r[name]) for r in run.rows if r[name] is not None] for who, run in drawn.items()}
-        return Figure(f"comparison-{name}", title, caption + which, overlaid(series, title.lower(), form, said, top))
+        series = {
+            name: [(r.number, value) for r in run.rounds if (value := r.metrics[metric]) is not None]
+            for name, run in drawn.items()
+        }
+        picture = line_chart(series, title.lower(), form, tip_form, top)
+        return Figure(f"comparison-{metric}", title, caption + limit, picture)
 
     figures = [
-        of("accuracy", "Accuracy", "Mean over agents, on test data.", percents, exact_percent, top=1),
-        of("loss", "Loss", "Mean over agents, on test data."),
-        of("epsilon", "ε spent", "Total so far of the agent that has spent most.", said=epsilon),
-        of("consensus", "Consensus distance", "How far, on average, an agent's model lies from the mean."),
+        figure("accuracy", "Accuracy", "Test accuracy, mean over agents.", axis_percent, exact_percent, top=1),
+        figure("loss", "Loss", "Test loss, mean over agents."),
+        figure("epsilon", "ε spent", "Total ε, for the agent with the largest total.", tip_form=format_epsilon),
+        figure("consensus", "Consensus distance", "Average distance between an agent's model and the mean model."),
     ]
     return [figure for figure in figures if figure.picture or figure.name == "comparison-accuracy"]
 
 
 def _verdict(runs: Runs) -> str:
-    measured = {name: run.outcome()["accuracy"] for name, run in runs.items()}
-    known = {name: accuracy for name, accuracy in measured.items() if accuracy is not None}
+    known = {name: value for name, run in runs.items() if (value := run.outcome()["accuracy"]) is not None}
     if not known:
         return "No run has been evaluated."
     best = max(known, key=lambda name: known[name])
     unfinished = sum(run.summary is None for run in runs.values())
-    rest = f" {unfinished} of them {'is' if unfinished == 1 else 'are'} unfinished." if unfinished else ""
-    return f"{best} is the most accurate, with {percent(known[best])}.{rest}"
+    rest = f" {unfinished} run{' is' if unfinished == 1 else 's are'} unfinished." if unfinished else ""
+    return f"{best} has the highest accuracy: {percent(known[best])}.{rest}"
 
 
-def _table(table: Table) -> str:
-    head = element("tr", *(words("th", text, scope="col") for text in table.headings))
-    rows = []
-    for name, *cells in table.shown():
-        rows.append(element("tr", words("th", name, scope="row"), *(words("td", text) for text in cells)))
-    return _scores("Result", head, rows, "Accuracy and loss are means over agents, on test data; ε is the total.")
-
-
-def _differences(runs: Runs) -> str:
-    """The settings that are not the same in all runs."""
-    settings_of = {name: flat(run.config) for name, run in runs.items()}
-    keys = dict.fromkeys(key for settings in settings_of.values() for key in settings)
-    differing = [key for key in keys if len({repr(settings.get(key)) for settings in settings_of.values()}) > 1]
-    if not differing:
-        return card("Settings", words("p", "All settings are the same.", class_="none"))
-    head = element("tr", words("th", "setting", scope="col"), *(words("th", name, scope="col") for name in runs))
-    rows = [
-        element(
-            "tr",
-            words("th", key, scope="row"),
-            *(words("td", str(settings.get(key, "—"))) for settings in settings_of.values()),
-        )
-        for key in differing
-    ]
-    return _scores(
-        "Settings that differ",
-        head,
-        rows,
-        "All others are the same. —: the algorithm has no such setting, or it is left at its default.",
-    )
-
-
-def _scores(title: str, head: str, rows: list[str], said: str) -> str:
-    shown = element("table", element("thead", head), element("tbody", *rows), class_="scores")
-    return card(title, element("div", shown, class_="wide", tabindex=0), words("p", said, class_="described"))
+def _differing_settings(runs: Runs) -> list[list[str]]:
+    """The settings that are not the same in all runs: name, then the value in each run."""
+    settings = [flat(run.config) for run in runs.values()]
+    keys = dict.fromkeys(key for of_run in settings for key in of_run)
+    differing = [key for key in keys if len({repr(of_run.get(key)) for of_run in settings}) > 1]
+    return [[key, *(str(of_run.get(key, "—")) for of_run in settings)] for key in differing]

@@ -1,147 +1,144 @@
-"""The figures of a run, in the page's order: for the page, and as files of their own."""
+"""The figures of a run with their titles and captions."""
 
 from dataclasses import dataclass
 from itertools import accumulate
 
-from pdsl.report.curves import curves
-from pdsl.report.document import figure
-from pdsl.report.graph import DETAILED, LINKS, NUMBERED, graph
-from pdsl.report.heard import extremes, fair_shares, heard
-from pdsl.report.heat import by_edge, heat_map
-from pdsl.report.holdings import holdings
-from pdsl.report.markup import words
-from pdsl.report.numbers import epsilon, exact_percent, exact_size, percents, plain, size
-from pdsl.report.picture import Picture
-from pdsl.report.reading import Run
-from pdsl.report.weights import WRITTEN, matrix
+from pdsl.report.bar_chart import describe_extremes, label_bars, relative_weights, weight_bars
+from pdsl.report.graph_chart import ATTACKS, MAX_DETAILED, MAX_LINKS, MAX_NUMBERED, graph_chart
+from pdsl.report.heat_map import MAX_WRITTEN, has_row_per_edge, shapley_heat_map, weight_matrix
+from pdsl.report.line_chart import Band, metric_chart
+from pdsl.report.run_data import Run
+from pdsl.report.svg import Picture
+from pdsl.utils.format import axis_percent, exact_percent, exact_size, format_epsilon, plain, size
 
-WORTH = {  # by shapley.value: what a message of positive value did, to what, and one of negative value
+NOT_MEASURED = "Nothing was measured."
+# By shapley.value: the effect of a message with a positive value, the metric, and the effect of a negative value.
+EFFECTS = {
     "accuracy": ("raised", "accuracy", "lowered"),
     "loss": ("lowered", "loss", "raised"),
     "centred": ("lowered", "loss with centred logits", "raised"),
 }
-FOR_OWNER = "For the data owner only: exact counts of private records, which no ε covers. Do not pass this page on."
-SPOILT = {"flipped": "labels flipped", "noise": "noise sent", "idle": "zeros sent"}
+OWNER_NOTE = "For the data owner only: exact record counts are not covered by ε. Do not share this report."
 
 
 @dataclass(frozen=True)
 class Figure:
+    """A picture with its title and caption."""
+
     name: str  # of its file
     title: str
     caption: str
-    picture: Picture | None  # None: nothing was measured
-    above: str = ""  # a line between title and picture
-
-    def html(self) -> str:
-        above = words("p", self.above, class_="described") if self.above else ""
-        nothing = words("p", "Nothing was measured.", class_="none")
-        return figure(self.title, self.caption, above + (self.picture.html() if self.picture else nothing))
+    picture: Picture | None
+    note: str = ""  # between title and picture
+    missing: str = NOT_MEASURED  # text if there is no picture
 
 
-def figures(run: Run) -> list[Figure]:
-    """All of a run's figures."""
-    return [*learning(run), *spending(run), *helping(run)]
+def run_figures(run: Run) -> list[Figure]:
+    """All figures of a run, in the order of the report."""
+    return [*learning_figures(run), *privacy_figures(run), *contribution_figures(run)]
 
 
-def learning(run: Run) -> list[Figure]:
-    accuracy = curves(
+def learning_figures(run: Run) -> list[Figure]:
+    rounds = [r.number for r in run.rounds]
+    accuracy = metric_chart(
         "accuracy",
-        run.rows,
-        {"mean over agents": "accuracy", "mean model": "accuracy_of_mean"},
-        percents,
+        rounds,
+        {"mean over agents": run.series("accuracy"), "mean model": run.series("accuracy_of_mean")},
+        axis_percent,
         exact_percent,
         top=1,
-        band=("worst to best agent", "accuracy_min", "accuracy_max"),
+        band=Band("worst", "best", run.series("accuracy_min"), run.series("accuracy_max")),
     )
-    loss = curves(
-        "loss", run.rows, {"mean over agents": "loss"}, plain, band=("best to worst agent", "loss_min", "loss_max")
+    loss = metric_chart(
+        "loss",
+        rounds,
+        {"mean over agents": run.series("loss")},
+        plain,
+        band=Band("best", "worst", run.series("loss_min"), run.series("loss_max")),
     )
-    consensus = curves("consensus distance", run.rows, {"consensus distance": "consensus"}, plain)
-    so_far = accumulate(row["bytes"] or 0 for row in run.rows)
-    sent = curves(
-        "sent between agents",
-        [{**row, "sent": total} for row, total in zip(run.rows, so_far, strict=True)],
-        {"sent so far": "sent"},
-        size,
-        exact_size,
-    )
+    distance = metric_chart("consensus distance", rounds, {"consensus distance": run.series("consensus")}, plain)
+    total = list(accumulate(value or 0 for value in run.series("bytes")))
+    sent = metric_chart("sent between agents", rounds, {"sent so far": total}, size, exact_size)
+    about = "Average distance between an agent's model and the mean of all models."
     return [
-        Figure("accuracy", "Accuracy", "On test data, in the rounds that were evaluated.", accuracy),
-        Figure("loss", "Loss", "On test data.", loss),
-        Figure(
-            "consensus",
-            "Consensus distance",
-            "How far, on average, an agent's model lies from the mean of all.",
-            consensus,
-        ),
-        Figure("bytes", "Sent between agents", "Bytes of all messages so far, over all edges.", sent),
+        Figure("accuracy", "Accuracy", "Test accuracy, in the rounds that were evaluated.", accuracy),
+        Figure("loss", "Loss", "Test loss, in the rounds that were evaluated.", loss),
+        Figure("consensus", "Consensus distance", about, distance),
+        Figure("bytes", "Sent between agents", "Total size of all messages so far, over all edges.", sent),
     ]
 
 
-def spending(run: Run) -> list[Figure]:
-    """ε after each round and, where a total was set, the budget above it; nothing for a run without noise."""
-    if all(row["epsilon"] is None for row in run.rows):
+def privacy_figures(run: Run) -> list[Figure]:
+    """ε after each round and the budget, if one was set; empty for a run without noise."""
+    if all(value is None for value in run.series("epsilon")):
         return []
-    rows = [{**row, "budget": run.budget} for row in run.rows]
-    lines = {"ε spent": "epsilon"} | ({} if run.budget is None else {"budget": "budget"})
-    caption = "Total so far of the agent that has spent most, after each round."
-    return [Figure("epsilon", "ε spent", caption, curves("ε spent", rows, lines, plain, epsilon))]
+    lines = {"ε spent": run.series("epsilon")}
+    if run.budget is not None:
+        lines["budget"] = [run.budget] * len(run.rounds)
+    picture = metric_chart("ε spent", [r.number for r in run.rounds], lines, plain, format_epsilon)
+    return [Figure("epsilon", "ε spent", "Total ε after each round, for the agent with the largest total.", picture)]
 
 
-def helping(run: Run) -> list[Figure]:
-    """Who holds what, who listens to whom and, where messages are valued, what they were worth."""
-    agents, shares = run.setup["agents"], run.mean_share()
-    weights = shares or [omega for *_, omega in run.setup["edges"]]
-    edges = [(i, j, weight) for (i, j, _), weight in zip(run.setup["edges"], weights, strict=True)]
-    meaning = "share its receiver gives it, mean over the run" if shares else "mixing weight ω"
-    drawn = [
+def contribution_figures(run: Run) -> list[Figure]:
+    """The graph, the agents' records, the weights and, if the algorithm computes them, the Shapley values."""
+    setup, shares = run.setup, run.mean_share()
+    weights = shares or [omega for *_, omega in setup.edges]
+    edges = [(i, j, weight) for (i, j, _), weight in zip(setup.edges, weights, strict=True)]
+    meaning = "average weight over the run" if shares else "mixing weight ω"
+    figures = [
         Figure(
             "graph",
-            "Who listens to whom",
-            _about_the_graph(agents, meaning, bool(run.labels)) + _about_rogues(run),
-            graph(agents, run.labels, edges, run.rogues),
-            above=f"{run.setup['graph'][:1].upper()}{run.setup['graph'][1:]}.",
+            "Communication graph",
+            _describe_graph(run, meaning) + _describe_attackers(run),
+            graph_chart(setup.agents, run.labels, edges, setup.attackers),
+            note=f"{setup.graph[:1].upper()}{setup.graph[1:]}.",
         ),
     ]
     if run.labels:
-        accuracy = run.summary["accuracy_per_agent"] if run.summary else []
-        note = FOR_OWNER if run.private else ""
-        picture = holdings(run.labels, accuracy, run.rogues)
-        drawn.append(Figure("holdings", "What each agent holds", "Records by class.", picture, above=note))
-    if agents <= DETAILED and sum(i != j for i, j, _ in edges) > NUMBERED:
-        form = "in percent" if agents <= WRITTEN else "the deeper the larger, each in percent under the pointer"
-        caption = f"Of a message, the {meaning}: {form}. Rows are receivers, columns senders."
-        drawn.append(Figure("weights", "The weight of every edge", caption, matrix(agents, edges, run.rogues)))
-    if shares and (fair := fair_shares(edges)):
+        accuracy = run.summary.accuracy_per_agent if run.summary else []
+        picture = label_bars(run.labels, accuracy, setup.attackers)
+        note = OWNER_NOTE if run.private else ""
+        figures.append(Figure("labels", "Records per agent", "Training records by class.", picture, note=note))
+    if setup.agents <= MAX_DETAILED and sum(i != j for i, j, _ in edges) > MAX_NUMBERED:
+        written = setup.agents <= MAX_WRITTEN
+        values = f"Numbers: {meaning}, in percent" if written else f"Colours: {meaning}; hover for the percentage"
+        caption = f"Rows are receivers, columns are senders. {values}."
+        picture = weight_matrix(setup.agents, edges, setup.attackers)
+        figures.append(Figure("weights", "Weight of each edge", caption, picture))
+    if shares and (received := relative_weights(edges)):
         caption = (
-            "The share an agent's messages were given by its neighbours, over the share they would have if all were"
-            f" weighed alike (dotted). {extremes(fair)}"
+            "Average weight of an agent's messages at its neighbours, divided by the weight they would have if all"
+            f" messages counted equally (dotted line). {describe_extremes(received)}"
         )
-        drawn.append(Figure("heard", "Who is heard", caption, heard(fair, run.rogues)))
-    if any(row["phi"] for row in run.rows):
-        rows = "an edge, receiver ← sender" if by_edge(run) else "a sending agent, its mean over receivers"
-        good, of_what, bad = WORTH[run.worth]
+        picture = weight_bars(received, setup.attackers)
+        figures.append(Figure("received", "Average weight received (1 = equal share)", caption, picture))
+    if any(r.phi for r in run.rounds):
+        row = "an edge (receiver ← sender)" if has_row_per_edge(run) else "a sending agent (mean over its receivers)"
+        positive, metric, negative = EFFECTS[run.value_function]
         caption = (
-            f"A row is {rows}; a column is a round or the mean of several. Blue messages {good} the receiver's"
-            f" {of_what} on the public set, orange ones (narrow bars, or numbers with a −) {bad} it."
+            f"Each row is {row}, each column a round or the mean of several. Blue: the message {positive} the"
+            f" receiver's {metric} on the public set. Orange (narrow bars, or numbers with −): the message {negative}"
+            " it."
         )
-        drawn.append(Figure("shapley", "What each message was worth: Shapley value φ", caption, heat_map(run)))
-    return drawn
+        figures.append(Figure("shapley", "Shapley value φ of each message", caption, shapley_heat_map(run)))
+    return figures
 
 
-def _about_rogues(run: Run) -> str:
-    """Who they are, kind by kind."""
-    kinds = dict.fromkeys(run.rogues.values())
-    of_kind = {kind: ", ".join(str(i) for i, other in run.rogues.items() if other == kind) for kind in kinds}
-    told = "; ".join(f"{SPOILT.get(kind, kind)}: {who}" for kind, who in of_kind.items())
-    return f" An asterisk and a dashed ring are a rogue, who spoils what it sends ({told})." if told else ""
+def _describe_attackers(run: Run) -> str:
+    """Name the attackers by kind."""
+    kinds: dict[str, list[str]] = {}
+    for i, kind in run.setup.attackers.items():
+        kinds.setdefault(kind, []).append(str(i))
+    named = "; ".join(f"{ATTACKS.get(kind, kind)}: {', '.join(agents)}" for kind, agents in kinds.items())
+    return f" An asterisk and a dashed ring mark an attacker ({named})." if named else ""
 
 
-def _about_the_graph(agents: int, meaning: str, labels: bool) -> str:
-    if agents > DETAILED:
-        return f"Lines join neighbours; at most the {plain(LINKS)} heaviest are drawn."
+def _describe_graph(run: Run, meaning: str) -> str:
+    if run.setup.agents > MAX_DETAILED:
+        return f"Lines connect neighbours. At most {plain(MAX_LINKS)} are drawn: those with the largest weights."
+    ring = ", with a ring of its records by class" if run.labels else ""
     return (
-        f"An arrow is a message, wider with the {meaning}. A circle is an agent"
-        f"{', coloured by the classes it holds' if labels else ''}. Numbers, where there is room, are percent; inside a"
-        " circle, under the agent's own, what it gives its own message."
+        f"Each arrow is a message; its width shows the {meaning}. Each circle is an agent{ring}. Numbers are"
+        " percentages, if there is room for them. The small number inside a circle is the weight of the agent's own"
+        " message."
     )

@@ -1,4 +1,4 @@
-"""The page of a run while it goes on, served to this machine alone. Nothing is written."""
+"""Serve the live report of a run on localhost. Nothing is written to disk."""
 
 import hashlib
 import os
@@ -9,70 +9,68 @@ from pathlib import Path
 from time import localtime, strftime
 from typing import Any
 
-from pdsl.errors import PdslError
-from pdsl.report.document import document
-from pdsl.report.markup import element, words
-from pdsl.report.page import page
-from pdsl.report.reading import Run, read_run
+from pdsl.report.document import LiveStatus, render
+from pdsl.report.page import render_report
+from pdsl.report.run_data import Run, read_run
+from pdsl.utils.errors import PdslError
 
 ADDRESS = "127.0.0.1"
-SHOWN = ("config.toml", "setup.json", "rows.jsonl", "summary.json")
+WATCHED = ("config.toml", "setup.json", "rows.jsonl", "summary.json")
 
 
 def server(run: Path, port: int) -> ThreadingHTTPServer:
-    """A server of the run's page at a port, any free one for 0; PdslError where there is no run or no such port."""
+    """Create a server of the live report; port 0 picks a free port. PdslError if the run or the port is missing."""
     if not run.is_dir():
         raise PdslError(f"there is no run directory {str(run)!r}; start the run first, then watch it")
     try:
-        return Server((ADDRESS, port), _handler(_Page(run)))
+        return Server((ADDRESS, port), _handler(_LiveReport(run)))
     except OSError as error:
         raise PdslError(f"cannot listen at port {port} ({error.strerror}); choose another with --port") from error
 
 
 class Server(ThreadingHTTPServer):
-    daemon_threads = True  # nobody waits for a browser that keeps its connection
+    daemon_threads = True  # do not wait for browsers that keep their connection open
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away in the middle is no error; any other is told."""
+        """Report errors, except a browser that closes its connection early."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
 
-class _Page:
-    """The page as it stands, made anew when one of its files has changed."""
+class _LiveReport:
+    """The current report, rendered again when one of its files changes."""
 
     def __init__(self, run: Path):
         self._run = run
-        self._made: tuple[object, bytes] | None = None
+        self._rendered: tuple[object, bytes] | None = None
 
     def __call__(self) -> bytes:
-        files = [self._run / name for name in SHOWN]
+        files = [self._run / name for name in WATCHED]
         state = [(stat.st_mtime_ns, stat.st_size) if (stat := _stat(file)) else None for file in files]
-        if self._made is None or self._made[0] != state:
-            self._made = (state, following(self._run).encode())
-        return self._made[1]
+        if self._rendered is None or self._rendered[0] != state:
+            self._rendered = (state, render_live(self._run).encode())
+        return self._rendered[1]
 
 
-def following(path: Path) -> str:
-    """The page of a run that may go on; before its first round, or where something is broken, a page that says so."""
+def render_live(path: Path) -> str:
+    """Render the report of a run; before its first round, or if a file is invalid, a document that says so."""
     try:
         run = read_run(path)
     except PdslError as error:
         waiting = "no round has ended yet" in str(error) or not (path / "rows.jsonl").exists()
-        said = "Waiting for the first round to end." if waiting else str(error)
-        return document(path.resolve().name, said, state=words("p", "", class_="state"), live=True)
-    return page(run, _state(run, path), live=True)
+        message = "Waiting for the first round to end." if waiting else str(error)
+        return render("base.html.j2", title=path.resolve().name, verdict=message, live=LiveStatus())
+    return render_report(run, _status(run, path))
 
 
-def _state(run: Run, path: Path) -> str:
-    done, asked = run.rows[-1]["round"], run.config.get("rounds")
+def _status(run: Run, path: Path) -> LiveStatus:
     if run.summary:
-        return words("p", "Finished.", class_="state")
+        return LiveStatus("Finished.")
+    done, total = run.rounds[-1].number, run.config.get("rounds")
     stat = _stat(path / "rows.jsonl")
-    when = f", ended at {strftime('%H:%M:%S', localtime(stat.st_mtime))}" if stat else ""
-    said = words("span", f"Following: round {done} of {asked or '?'}{when}.")
-    bar = element("progress", "", value=done, max=asked) if isinstance(asked, int) else ""
-    return element("p", said, bar, class_="state")
+    when = f", updated {strftime('%H:%M:%S', localtime(stat.st_mtime))}" if stat else ""
+    text = f"Live: round {done} of {total or '?'}{when}"
+    return LiveStatus(text, done, total if isinstance(total, int) else None)
 
 
 def _stat(file: Path) -> os.stat_result | None:
@@ -84,41 +82,40 @@ def _stat(file: Path) -> os.stat_result | None:
 
 def _handler(current: Callable[[], bytes]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        """GET / and nothing else, for pages of this address: a name that was bent to it is refused."""
+        """Serve GET / only, and only for this host name, which prevents DNS rebinding."""
 
         protocol_version = "HTTP/1.1"
         timeout = 60
 
         def do_GET(self) -> None:
             if self.headers.get("Host") not in self._names():
-                self._answer(403, b"for this machine only\n", {})
+                self._reply(403, b"only for this machine\n")
             elif self.path != "/":
-                self._answer(404, b"there is only /\n", {})
+                self._reply(404, b"there is only /\n")
             else:
                 html = current()
                 tag = f'"{hashlib.sha256(html).hexdigest()}"'
-                fresh = self.headers.get("If-None-Match") != tag
-                self._answer(200 if fresh else 304, html if fresh else b"", {"ETag": tag})
+                changed = self.headers.get("If-None-Match") != tag
+                self._reply(200 if changed else 304, html if changed else b"", ETag=tag)
 
         def _names(self) -> tuple[str, str]:
             port = self.connection.getsockname()[1]
             return f"{ADDRESS}:{port}", f"localhost:{port}"
 
-        def _answer(self, code: int, body: bytes, more: dict[str, str]) -> None:
-            self.send_response(code)
-            kind = "text/html" if code == 200 else "text/plain"
-            fixed = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))}
-            for name, value in {
-                **fixed,
+        def _reply(self, code: int, body: bytes, **more: str) -> None:
+            headers = {
+                "Content-Type": f"text/{'html' if code == 200 else 'plain'}; charset=utf-8",
+                "Content-Length": str(len(body)),
                 "Cache-Control": "no-store",
                 "X-Content-Type-Options": "nosniff",
-                **more,
-            }.items():
+            }
+            self.send_response(code)
+            for name, value in (headers | more).items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nobody reads a line for every second."""
+            """Log nothing, because browsers ask every second."""
 
     return Handler

@@ -1,13 +1,10 @@
-"""The paper's tables and figures beside ours: `pdsl reproduce`.
+"""`pdsl reproduce`: the paper's tables and figures beside ours.
 
-Read `paper` first (what the paper reports), then `tasks` (from one of its settings to a run's configuration; the
-settings themselves are in tasks.toml), `plan` (which runs a command takes; `pdsl.cells` does them), `results` (what
-they came to; with `kept`, those of other days), `layout`, `tables` and `figures` (the same as the paper shows it), and
-`page`, `shown` and `written`.
+Read first `paper` (the paper's numbers) and `cells` (from its settings, by tasks.toml, to jobs for `pdsl.sweep`). Then
+`results` collects finished runs, `archive` keeps them, and `tables`, `figures`, `page` and `export` write them.
 """
 
-from pdsl.reproduce.plan import Plan
-from pdsl.reproduce.results import CELLS, Results, collected
-from pdsl.reproduce.tasks import Task
+from pdsl.reproduce.cells import SweepPlan, Task
+from pdsl.reproduce.results import CELLS, Results, collect
 
-__all__ = ["CELLS", "Plan", "Results", "Task", "collected"]
+__all__ = ["CELLS", "Results", "SweepPlan", "Task", "collect"]

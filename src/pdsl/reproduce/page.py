@@ -1,87 +1,61 @@
-"""A table or a figure as a page."""
+"""The report of a reproduced table or figure."""
 
-from pdsl.report.document import card, document, figure
-from pdsl.report.markup import element, words
-from pdsl.report.numbers import SPACE, epsilon
-from pdsl.report.picture import Picture
-from pdsl.reproduce.figures import drawn, losses
-from pdsl.reproduce.layout import NAMES, Shown, blocks, caption, columns, label
+from pdsl.report.document import render
+from pdsl.report.figures import Figure
+from pdsl.reproduce.cells import READINGS
+from pdsl.reproduce.figures import draw_panel, losses
 from pdsl.reproduce.paper import AGENTS, FIGURES, GRAPHS, METHODS, Setting, panels
 from pdsl.reproduce.results import Results
-from pdsl.reproduce.tasks import READINGS
+from pdsl.reproduce.tables import GRAPH_NAMES, blocks, caption, columns
+from pdsl.utils.format import format_epsilon
 
 
 def table_page(results: Results) -> str:
-    graphs = [words("th", NAMES[graph], colspan=len(AGENTS), scope="colgroup") for graph in GRAPHS]
-    agents = [words("th", f"M = {agents}", scope="col") for _, agents in columns()]
-    empty = words("th", SPACE)
-    rows = []
-    for block in blocks(results, columns()):
-        title = words("span", block.title)
-        rows.append(element("tr", element("th", title, colspan=len(columns()) + 1, scope="rowgroup")))
-        rows += [
-            element("tr", words("th", label(method), scope="row"), *map(_cell, row))
-            for method, row in block.rows.items()
-        ]
-    head = element("thead", element("tr", empty, *graphs), element("tr", empty, *agents))
-    shown = element("table", head, element("tbody", *rows), class_="scores")
-    main = [
-        card(
-            "The paper's number, ours, the difference",
-            element("div", shown, class_="wide", tabindex=0),
-            words("p", caption(results), class_="described"),
-        ),
-        card("Command", words("pre", results.plan.command)),
-    ]
-    return document(results.title, results.verdict(), *main, _failed(results))
-
-
-def _failed(results: Results) -> str:
-    return card("Failed", *(words("p", reason) for reason in results.failed)) if results.failed else ""
-
-
-def _cell(cell: Shown) -> str:
-    """Three lines, so that nine columns fit a screen; one where the paper has no number."""
-    ours = words("strong" if cell.first else "span", cell.ours)
-    if not cell.paper:
-        return element("td", ours)
-    parts = [words("span", cell.paper), ours, words("span", cell.difference or SPACE)]
-    return element("td", "<br/>".join(parts))
-
-
-def _chart(picture: Picture | None) -> str:
-    return picture.html() if picture else words("p", "Not run yet.", class_="none")
+    return render(
+        "paper_table.html.j2",
+        title=results.title,
+        verdict=results.verdict(),
+        graphs=[GRAPH_NAMES[graph] for graph in GRAPHS],
+        agents=AGENTS,
+        blocks=blocks(results, columns()),
+        about=caption(results),
+        command=results.plan.command,
+        failed=results.failed,
+    )
 
 
 def figure_page(results: Results) -> str:
     task = results.plan.task
-    drawings = [
-        figure(
-            f"({panel}) ε = {asked:g}; {_ours(results, agents, asked)}M = {agents}",
-            "Loss on test data, mean over agents and seeds.",
-            _chart(drawn(losses(results, panel))),
-        )
-        for panel, (agents, asked) in panels(results.target).items()
-    ]
-    said = f"ε is the paper's; read here as {task.reading}: {READINGS[task.reading]}."
+    text = f"ε: the paper's value. Interpreted here as {task.reading}: {READINGS[task.reading]}."
     if task.quick:
-        said += " Quick: handwritten digits and few rounds, not the paper's task."
-    return document(
-        results.title,
-        said,
-        element("div", *drawings, class_="even three"),
-        card("Command", words("pre", results.plan.command)),
-        _failed(results),
+        text += " Quick: handwritten digits and few rounds, not the paper's task."
+    figures = [
+        Figure(
+            panel,
+            f"({panel}) ε = {paper:g}; {_our_epsilon(results, agents, paper)}M = {agents}",
+            "Test loss, mean over agents and seeds.",
+            draw_panel(losses(results, panel)),
+            missing="Not run yet.",
+        )
+        for panel, (agents, paper) in panels(results.target).items()
+    ]
+    return render(
+        "paper_figure.html.j2",
+        title=results.title,
+        verdict=text,
+        figures=figures,
+        command=results.plan.command,
+        failed=results.failed,
     )
 
 
-def _ours(results: Results, agents: int, asked: float) -> str:
-    """What stands in the place of a panel's ε: the total that was set or, where none was, the most that was spent."""
+def _our_epsilon(results: Results, agents: int, paper: float) -> str:
+    """The total ε of our runs in a panel: the one that was set or, without one, the largest that was spent."""
     task, (table, graph) = results.plan.task, FIGURES[results.target]
-    settings = [Setting(table, asked, method, graph, agents) for method in METHODS]
+    settings = [Setting(table, paper, method, graph, agents) for method in METHODS]
     if task.reading == "none":
         return "ours: noise off; "
     if task.reading == "total":
-        return f"ours: total {epsilon(task.epsilon(settings[0]))}; "
+        return f"ours: total {format_epsilon(task.epsilon(settings[0]))}; "
     spent = [total for setting in settings if (total := results.entries[setting].epsilon) is not None]
-    return f"ours: total {epsilon(max(spent))}; " if spent else ""
+    return f"ours: total {format_epsilon(max(spent))}; " if spent else ""

@@ -1,7 +1,7 @@
-"""What the paper reports: two tables of test accuracies (paper.csv, number by number) and six figures of loss curves.
+"""The paper's results: two tables of test accuracies (paper.csv) and six figures of loss curves.
 
 A table has 135 cells: three ε, five methods, three graphs, three numbers of agents. A figure has nine panels, M down
-and ε across, and each panel the five methods' curves: the settings of one graph's cells of a table.
+and ε across. Each panel has the curves of the five methods, for the cells of one graph in a table.
 """
 
 import csv
@@ -20,7 +20,7 @@ TITLES = {
     "fig6": "Figure 6: loss on CIFAR-10, ring graphs",
 }
 TABLES = ("table1", "table2")
-FIGURES = {  # each figure's table and graph
+FIGURES = {  # table and graph of each figure
     "fig1": ("table1", "full"),
     "fig2": ("table1", "bipartite"),
     "fig3": ("table1", "ring"),
@@ -36,7 +36,7 @@ METHODS = ("dp-dpsgd", "dp-cga", "muffliato", "dp-net-fleet", "pdsl")  # in the 
 
 @dataclass(frozen=True)
 class Setting:
-    """A cell of a table, by the paper's own names for it."""
+    """A cell of a table, in the paper's terms."""
 
     table: str
     epsilon: float  # the paper's, per round
@@ -46,13 +46,13 @@ class Setting:
 
     @property
     def slot(self) -> int:
-        """Which of the table's three ε it has."""
+        """Index among the table's three ε."""
         return EPSILONS[self.table].index(self.epsilon)
 
 
 @cache
 def accuracies() -> dict[Setting, float]:
-    """The paper's accuracy of every setting, in the order of its tables."""
+    """Accuracies of all settings, in the order of the tables."""
     with Path(__file__).with_name("paper.csv").open(encoding="utf-8", newline="") as file:
         return {
             Setting(r["table"], float(r["epsilon"]), r["method"], r["graph"], int(r["agents"])): float(r["accuracy"])
@@ -67,7 +67,7 @@ def settings_of(target: str) -> list[Setting]:
 
 
 def panels(figure: str) -> dict[str, tuple[int, float]]:
-    """A figure's panels, a1 to c3, and each one's agents and ε."""
+    """Agents and ε of a figure's panels a1 to c3."""
     table, _ = FIGURES[figure]
     return {
         f"{row}{column}": (agents, epsilon)

@@ -1,38 +1,38 @@
-"""What the cells in a folder came to: ours beside the paper's, and loss over rounds."""
+"""Results of the runs in a folder: our accuracy beside the paper's, and loss over rounds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
-from pdsl.cells import Measured, Score, failure, finished, measured
-from pdsl.reproduce.kept import KeptCell, digest, with_settings_of_now
+from pdsl.reproduce.archive import KeptCell, digest, matching_scores
+from pdsl.reproduce.cells import SweepPlan
 from pdsl.reproduce.paper import METHODS, TITLES, Setting, accuracies, settings_of
-from pdsl.reproduce.plan import Cell, Plan
+from pdsl.sweep.job import Curve, Job, Score, load_failure, load_score, read_curve
+from pdsl.utils.types import JsonDict
 
-CELLS = "cells"  # the runs, in the folder of --out
+CELLS = "cells"  # folder of the runs, in --out
 
 
-def short(value: float | None) -> float | None:
-    """As many digits as files need."""
+def round5(value: float | None) -> float | None:
+    """Round to the five digits of result files. Not for ε, which must not be rounded down."""
     return None if value is None else round(value, 5)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One setting: the paper's accuracy, and our runs of it that have ended, a value per seed."""
+    """One setting: the paper's accuracy, and our finished runs, one per seed."""
 
     setting: Setting
     paper: float
-    learning_rate: float | None  # None: not chosen yet
+    learning_rate: float | None  # None: not chosen
     seeds: tuple[int, ...] = ()
-    scores: tuple[Score, ...] = ()  # of these seeds
-    failed: tuple[str, ...] = ()  # cells that went wrong, and why
+    scores: tuple[Score, ...] = ()  # one per seed
+    failed: tuple[str, ...] = ()  # failed runs, with their reasons
 
     @property
     def ours(self) -> float | None:
-        """Test accuracy, mean over agents' own models and seeds; None where nothing has ended."""
+        """Test accuracy, mean over the agents' models and over seeds; None without runs."""
         return fmean(score.accuracy for score in self.scores) if self.scores else None
 
     @property
@@ -45,10 +45,10 @@ class Entry:
 
     @property
     def epsilon(self) -> float | None:
-        """The largest total ε of the runs; None without noise."""
+        """Largest total ε of the runs; None without noise."""
         return max((score.epsilon for score in self.scores if score.epsilon is not None), default=None)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonDict:
         s = self.setting
         return {
             "table": s.table,
@@ -57,12 +57,12 @@ class Entry:
             "graph": s.graph,
             "agents": s.agents,
             "paper": self.paper,
-            "ours": short(self.ours),
-            "difference": short(self.difference),
-            "deviation": short(self.deviation),
-            "accuracies": [short(score.accuracy) for score in self.scores],
-            "accuracies_of_mean_model": [short(score.accuracy_of_mean) for score in self.scores],
-            "losses": [short(score.loss) for score in self.scores],
+            "ours": round5(self.ours),
+            "difference": round5(self.difference),
+            "deviation": round5(self.deviation),
+            "accuracies": [round5(score.accuracy) for score in self.scores],
+            "accuracies_of_mean_model": [round5(score.accuracy_of_mean) for score in self.scores],
+            "losses": [round5(score.loss) for score in self.scores],
             "seeds": list(self.seeds),
             "learning_rate": self.learning_rate,
             "total_epsilon": self.epsilon,
@@ -72,29 +72,29 @@ class Entry:
 
 @dataclass(frozen=True)
 class Trials:
-    """How a method's learning rate was chosen on a graph: accuracy on the public set of each that was tried."""
+    """Choice of a method's learning rate on a graph: accuracy on the public set for each candidate."""
 
     method: str
     graph: str
-    on_public: Mapping[float, float | None]  # None: went wrong, or not done
+    on_public: Mapping[float, float | None]  # None: failed, or not run
     chosen: float | None
 
-    def as_dict(self) -> dict[str, Any]:
-        tried = {f"{rate:g}": short(value) for rate, value in self.on_public.items()}
+    def as_dict(self) -> JsonDict:
+        tried = {f"{rate:g}": round5(value) for rate, value in self.on_public.items()}
         return {"method": self.method, "graph": self.graph, "on_public": tried, "chosen": self.chosen}
 
 
 @dataclass(frozen=True)
 class Results:
-    """Everything that has ended in a folder under one task, for one table or one figure."""
+    """All finished runs of one table or figure."""
 
     target: str
-    plan: Plan
+    plan: SweepPlan
     entries: Mapping[Setting, Entry]
     trials: Sequence[Trials]
-    noise_off: Mapping[Setting, Entry]  # of those settings whose runs without noise are there too
+    noise_off: Mapping[Setting, Entry]  # runs without noise of the same settings, if any
     folder: Path
-    kept: Mapping[str, KeptCell]  # of earlier commands, here or elsewhere
+    kept: Mapping[str, KeptCell]  # from earlier commands
 
     @property
     def title(self) -> str:
@@ -106,17 +106,17 @@ class Results:
         return title if data == papers else f"{title} ({data} instead)"
 
     def comparable(self, setting: Setting) -> bool:
-        """Whether all five methods have runs of this graph, M and ε, and of the same seeds."""
+        """Whether all five methods have runs with this graph, M and ε, and with the same seeds."""
         seeds = {self.entries[replace(setting, method=method)].seeds for method in METHODS}
         return len(seeds) == 1 and () not in seeds
 
     def first(self, setting: Setting) -> bool:
-        """Whether no other method of this graph, M and ε does better, where they can be compared."""
+        """Whether no other method has a better accuracy with this graph, M and ε. False if not comparable."""
         rivals = (self.entries[replace(setting, method=method)].ours or 0.0 for method in METHODS)
         return self.comparable(setting) and self.entries[setting].ours == max(rivals)
 
     def verdict(self) -> str:
-        """In how many cells PDSL is first, and at or above the paper's number."""
+        """Number of cells in which PDSL is first, and in which it reaches the paper's number."""
         done = [e for e in self.entries.values() if e.setting.method == "pdsl" and e.ours is not None]
         whole = [e for e in done if self.comparable(e.setting)]
         above = sum(round(e.ours or 0.0, 3) >= e.paper for e in done)
@@ -130,53 +130,51 @@ class Results:
 
     @property
     def runs(self) -> set[tuple[Setting, int]]:
-        """Settings and seeds that have ended."""
+        """Settings and seeds of the finished runs."""
         return _runs(self.entries)
 
     @property
     def failed(self) -> list[str]:
         return list(dict.fromkeys(reason for entry in self.entries.values() for reason in entry.failed))
 
-    def cell(self, setting: Setting, seed: int) -> Cell:
-        """The cell of a setting that has ended."""
+    def job(self, setting: Setting, seed: int) -> Job:
+        """The job of a finished run."""
         rate = self.entries[setting].learning_rate
         assert rate is not None
-        return self.plan.finals(setting, rate)[self.plan.seeds.index(seed)]
+        return self.plan.tuning(setting).finals(rate)[self.plan.seeds.index(seed)]
 
-    def curves(self, setting: Setting) -> dict[int, Measured]:
-        """By seed, where it was measured."""
-        return {seed: self._curve(self.cell(setting, seed)) for seed in self.entries[setting].seeds}
+    def curves(self, setting: Setting) -> dict[int, Curve]:
+        """Loss and accuracy over rounds, by seed."""
+        return {seed: self._curve(self.job(setting, seed)) for seed in self.entries[setting].seeds}
 
-    def _curve(self, cell: Cell) -> Measured:
-        if finished(*cell, self.folder / CELLS) is None:
-            return self.kept[cell.name].curve
-        found = measured(self.folder / CELLS / cell.name)
-        return [(t, short(loss), round(accuracy, 5)) for t, loss, accuracy in found]
+    def _curve(self, job: Job) -> Curve:
+        if load_score(job, self.folder / CELLS) is None:
+            return self.kept[job.name].curve
+        found = read_curve(self.folder / CELLS / job.name)
+        return [(t, round5(loss), round(accuracy, 5)) for t, loss, accuracy in found]
 
     def to_keep(self) -> dict[str, KeptCell]:
-        """Every cell of the table whose run is here; what failed too, for a rate that diverged was tried."""
-        trials = [cell for setting in self.entries for cell in self.plan.trials(setting).values()]
-        finals = [self.cell(setting, seed) for setting, entry in self.entries.items() for seed in entry.seeds]
-        cells = {cell.name: cell for cell in (*trials, *finals)}
-        scores = _scores(list(cells.values()), self.folder, {})
+        """Every run of the table that is in the folder, failed ones too, because a rate that diverged was tried."""
+        trials = [job for setting in self.entries for job in self.plan.tuning(setting).trials.values()]
+        finals = [self.job(setting, seed) for setting, entry in self.entries.items() for seed in entry.seeds]
+        jobs = {job.name: job for job in (*trials, *finals)}
+        scores = _scores(list(jobs.values()), self.folder, {})
         return {
-            name: KeptCell(score, digest(cells[name]), [] if score.failed else self._curve(cells[name]))
+            name: KeptCell(score, digest(jobs[name]), [] if score.failed else self._curve(jobs[name]))
             for name, score in scores.items()
         }
 
 
-def collected(target: str, plan: Plan, folder: Path, kept: Mapping[str, KeptCell]) -> Results:
-    """Whatever has ended in the folder, by this command or another one, for the whole of a table or a figure.
-
-    Where nothing has, what was kept of it.
-    """
+def collect(target: str, plan: SweepPlan, folder: Path, kept: Mapping[str, KeptCell]) -> Results:
+    """All finished runs of a table or figure in a folder, from any command; kept cells fill the gaps."""
     settings = settings_of(target)
-    scores = _scores([c for s in settings for c in plan.trials(s).values()], folder, kept)
+    tunings = {s: plan.tuning(s) for s in settings}
+    scores = _scores([job for tuning in tunings.values() for job in tuning.trials.values()], folder, kept)
     trials = {}
-    for s in settings:
-        tried = {rate: scores.get(cell.name) for rate, cell in plan.trials(s).items()}
+    for s, tuning in tunings.items():
+        tried = {rate: scores.get(job.name) for rate, job in tuning.trials.items()}
         values = {r: None if score is None or score.unfit else score.on_public for r, score in tried.items()}
-        trials[s.method, s.graph] = Trials(s.method, s.graph, values, plan.rate(s, scores))
+        trials[s.method, s.graph] = Trials(s.method, s.graph, values, tuning.best_rate(scores))
     off = replace(plan, task=replace(plan.task, reading="none"))
     noise_off = {} if plan.task.reading == "none" else _entries(settings, off, folder, kept)
     return Results(
@@ -190,8 +188,8 @@ def collected(target: str, plan: Plan, folder: Path, kept: Mapping[str, KeptCell
     )
 
 
-def kept_runs(target: str, plan: Plan, kept: Mapping[str, KeptCell]) -> set[tuple[Setting, int]]:
-    """Settings and seeds that were kept with the settings which this plan gives them."""
+def kept_runs(target: str, plan: SweepPlan, kept: Mapping[str, KeptCell]) -> set[tuple[Setting, int]]:
+    """Settings and seeds that are kept with the settings of this plan."""
     return _runs(_entries(settings_of(target), plan, None, kept))
 
 
@@ -200,32 +198,32 @@ def _runs(entries: Mapping[Setting, Entry]) -> set[tuple[Setting, int]]:
 
 
 def _entries(
-    settings: Sequence[Setting], plan: Plan, folder: Path | None, kept: Mapping[str, KeptCell]
+    settings: Sequence[Setting], plan: SweepPlan, folder: Path | None, kept: Mapping[str, KeptCell]
 ) -> dict[Setting, Entry]:
-    trials = {s: plan.trials(s).values() for s in settings}
-    scores = _scores([cell for cells in trials.values() for cell in cells], folder, kept)
+    tunings = {s: plan.tuning(s) for s in settings}
+    scores = _scores([job for tuning in tunings.values() for job in tuning.trials.values()], folder, kept)
     entries = {}
-    for s in settings:
-        rate = plan.rate(s, scores)
-        finals = [] if rate is None else plan.finals(s, rate)
+    for s, tuning in tunings.items():
+        rate = tuning.best_rate(scores)
+        finals = [] if rate is None else tuning.finals(rate)
         found = _scores(finals, folder, kept)
         good = {
-            seed: found[cell.name]
-            for seed, cell in zip(plan.seeds, finals, strict=False)
-            if cell.name in found and found[cell.name].failed is None
+            seed: found[job.name]
+            for seed, job in zip(plan.seeds, finals, strict=False)
+            if job.name in found and found[job.name].failed is None
         }
         wrong = {name: score.failed for name, score in found.items()}
-        wrong |= {cell.name: scores[cell.name].unfit for cell in trials[s] if cell.name in scores}
+        wrong |= {job.name: scores[job.name].unfit for job in tuning.trials.values() if job.name in scores}
         failed = tuple(f"{name}: {reason}" for name, reason in wrong.items() if reason)
         entries[s] = Entry(s, accuracies()[s], rate, tuple(good), tuple(good.values()), failed)
     return entries
 
 
-def _scores(cells: Sequence[Cell], folder: Path | None, kept: Mapping[str, KeptCell]) -> dict[str, Score]:
-    """Those that have ended in the folder, or failed there; in the place of others, what was kept."""
-    scores = with_settings_of_now(kept, cells)
+def _scores(jobs: Sequence[Job], folder: Path | None, kept: Mapping[str, KeptCell]) -> dict[str, Score]:
+    """Scores of finished and failed jobs in the folder; for the others, those that are kept."""
+    scores = matching_scores(kept, jobs)
     if folder is not None:
-        for cell in {cell.name: cell for cell in cells}.values():
-            if found := finished(*cell, folder / CELLS) or failure(cell.name, folder / CELLS):
-                scores[cell.name] = found
+        for job in {job.name: job for job in jobs}.values():
+            if found := load_score(job, folder / CELLS) or load_failure(job.name, folder / CELLS):
+                scores[job.name] = found
     return scores

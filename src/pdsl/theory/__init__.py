@@ -1,1 +1,1 @@
-"""Theorem 2 and Corollary 1 of the paper as numbers, and what a run's gradients really are beside them."""
+"""Theorem 2 and Corollary 1 of the paper, evaluated for given constants or for those of a run."""

@@ -1,7 +1,7 @@
-"""Theorem 2 (its conditions on γ and its bound) and Corollary 1 (the rounds it asks for), as the paper states them.
+"""Theorem 2 (conditions on γ, bound) and Corollary 1 (number of rounds), as the paper states them.
 
-The bound speaks of the mean over rounds of E‖∇F(x̄)‖², F the mean of the agents' losses, x̄ the mean of their models.
-docs/theory.md shows that no γ meets all conditions; these functions take them literally and say which ones fail.
+The bound is on the mean over rounds of E‖∇F(x̄)‖², where F is the mean of the agents' losses and x̄ the mean of their
+models. No γ meets all conditions, as docs/theory.md shows; these functions evaluate them literally.
 """
 
 import math
@@ -16,7 +16,7 @@ CONNECTED = "connectivity"
 
 @dataclass(frozen=True)
 class Step:
-    """What the conditions are about."""
+    """Constants of the conditions."""
 
     gamma: float  # learning rate γ > 0
     alpha: float  # momentum, 0 < α < 1
@@ -31,14 +31,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Setting:
-    """What the bound needs besides."""
+    """Further constants of the bound."""
 
     C: float  # clipping threshold
     sigma: float  # standard deviation of the noise on a message
-    d: int  # parameters
+    d: int  # number of parameters
     zeta: float  # E‖∇F_i(x; ξ) − ∇f_i(x)‖² ≤ ζ², Assumption 2
     kappa: float  # ‖∇f_i(x) − ∇F(x)‖² ≤ κ², Assumption 2
-    omega_min: float  # least positive entry of W
+    omega_min: float  # smallest positive entry of W
     agents: int  # M
     rounds: int  # T
     excess: float  # F(x̄⁰) − F*
@@ -46,7 +46,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition: what it requires, the number that it is about and that number's limit, and whether it holds."""
+    """A condition: the requirement, the value and its limit, whether it holds, and its origin."""
 
     name: str
     requires: str
@@ -56,21 +56,21 @@ class Condition:
     why: str
 
 
-def least_gamma(alpha: float) -> float:
-    """γ must be above this, or m1 ≤ 0."""
+def min_gamma(alpha: float) -> float:
+    """Lower limit of γ: at or below it, m1 ≤ 0."""
     return (1 - alpha) ** 2 / alpha
 
 
-def greatest_for_disagreement(s: Step) -> float:
-    """γ may be at most this, or Lemma 6 does not bound how far models lie apart."""
+def max_gamma_disagreement(s: Step) -> float:
+    """Upper limit of γ in Lemma 6, which bounds the distance of the models from their mean."""
     return (1 - s.alpha) * s.gap / (2 * math.sqrt(26) * s.L)
 
 
-def greatest_for_absorption(s: Step) -> float:
-    """γ may be at most this: the positive root of 1 − 2αγ/(1−α)² − 52L²γ²/((1−α)²(1−√ρ)²).
+def max_gamma_absorption(s: Step) -> float:
+    """Upper limit of γ: the positive root of 1 − 2αγ/(1−α)² − 52L²γ²/((1−α)²(1−√ρ)²).
 
-    The paper's α(1−√ρ)²/(52L²) · (−1 + √(1 + 52L²(1−α)²/(α²(1−√ρ)²))), written without the difference of two
-    numbers that are equal but for rounding when L is small. It is less than (1−α)²/(2α) for all L and ρ.
+    This is the paper's α(1−√ρ)²/(52L²) · (−1 + √(1 + 52L²(1−α)²/(α²(1−√ρ)²))), rewritten to avoid cancellation for
+    small L. It is less than (1−α)²/(2α) for all L and ρ.
     """
     return (
         (1 - s.alpha) ** 2
@@ -80,10 +80,10 @@ def greatest_for_absorption(s: Step) -> float:
 
 
 def conditions(s: Step) -> list[Condition]:
-    """Assumption 3, and the three parts of the condition on γ."""
-    lower, apart, absorbed = least_gamma(s.alpha), greatest_for_disagreement(s), greatest_for_absorption(s)
+    """Evaluate Assumption 3 and the three conditions on γ."""
+    lower, disagreement, absorption = min_gamma(s.alpha), max_gamma_disagreement(s), max_gamma_absorption(s)
     return [
-        Condition(CONNECTED, "ρ < 1", s.rho, 1.0, s.rho < 1, "Assumption 3: agents must come to agree"),
+        Condition(CONNECTED, "ρ < 1", s.rho, 1.0, s.rho < 1, "Assumption 3: agents reach consensus"),
         Condition(
             POSITIVE_DESCENT, "γ > (1−α)²/α", s.gamma, lower, s.gamma > lower, "m1 > 0, which the bound divides by"
         ),
@@ -91,23 +91,23 @@ def conditions(s: Step) -> list[Condition]:
             BOUNDED_DISAGREEMENT,
             "γ ≤ (1−α)(1−√ρ)/(2√26·L)",
             s.gamma,
-            apart,
-            s.gamma <= apart,
+            disagreement,
+            s.gamma <= disagreement,
             "Lemma 6: the models stay near their mean",
         ),
         Condition(
             ABSORBED_GRADIENTS,
             "γ ≤ α(1−√ρ)²/(52L²)·(√(1 + 52L²(1−α)²/(α²(1−√ρ)²)) − 1)",
             s.gamma,
-            absorbed,
-            s.gamma <= absorbed,
-            "m6 ≥ 2m4 + 52γ²m5/((1−α)²(1−√ρ)²): the gradients' own terms cancel",
+            absorption,
+            s.gamma <= absorption,
+            "m6 ≥ 2m4 + 52γ²m5/((1−α)²(1−√ρ)²): the gradient terms cancel",
         ),
     ]
 
 
 def multipliers(s: Step) -> dict[str, float]:
-    """m1 … m5. Where m1 is 0, the others are infinite."""
+    """m1 … m5. If m1 is 0, the others are infinite."""
     gamma, alpha, L = s.gamma, s.alpha, s.L
     m1 = gamma / (2 * (1 - alpha)) - (1 - alpha) / (2 * alpha)
     over_m1 = 1 / m1 if m1 else math.inf
@@ -121,13 +121,13 @@ def multipliers(s: Step) -> dict[str, float]:
 
 
 def formula(s: Step, v: Setting) -> dict[str, float]:
-    """The right-hand side of the bound, its three terms and their sum. It bounds something only if all conditions hold.
+    """Right-hand side of the bound: its three terms and their sum. It is a bound only if all conditions hold.
 
-    | case   | result                                          |
-    |--------|-------------------------------------------------|
-    | m1 < 0 | all terms negative: a squared norm is not below |
-    | m1 = 0 | infinite                                        |
-    | ρ = 1  | the last term infinite                          |
+    | case   | result                                         |
+    |--------|------------------------------------------------|
+    | m1 < 0 | all terms are negative, so there is no bound   |
+    | m1 = 0 | infinite                                       |
+    | ρ = 1  | the last term is infinite                      |
     """
     m = multipliers(s)
     momentum = m["m2"] + m["m3"] * (s.gamma * s.alpha) ** 2 / (1 - s.alpha) ** 4 + m["m4"]
@@ -143,12 +143,12 @@ def formula(s: Step, v: Setting) -> dict[str, float]:
 
 
 def corollary_rounds(alpha: float, L: float, rho: float) -> Mapping[str, float]:
-    """Corollary 1: T must be at least the larger of these two, where γ = 1/√T meets the two upper limits."""
+    """Corollary 1: the T at which γ = 1/√T meets each of the two upper limits. T must be at least the larger."""
     s = Step(1.0, alpha, L, rho)  # the limits do not depend on γ
-    limits = {BOUNDED_DISAGREEMENT: greatest_for_disagreement(s), ABSORBED_GRADIENTS: greatest_for_absorption(s)}
+    limits = {BOUNDED_DISAGREEMENT: max_gamma_disagreement(s), ABSORBED_GRADIENTS: max_gamma_absorption(s)}
     return {name: limit**-2 if limit else math.inf for name, limit in limits.items()}
 
 
-def corollary_rounds_at_most(alpha: float) -> float:
-    """With γ = 1/√T, m1 > 0 only for T below this; every T that Corollary 1 admits is more than four times as large."""
-    return least_gamma(alpha) ** -2
+def corollary_max_rounds(alpha: float) -> float:
+    """With γ = 1/√T, m1 > 0 only for T below this; every T that Corollary 1 allows is more than four times as large."""
+    return min_gamma(alpha) ** -2

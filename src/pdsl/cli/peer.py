@@ -1,0 +1,251 @@
+"""Commands of peer mode: pdsl peer init | invite | join | pin | run | status | demo.
+
+A command imports heavy modules when it runs, so that `--help` is fast.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from pdsl.utils.errors import PdslError
+from pdsl.utils.format import format_epsilon
+
+if TYPE_CHECKING:
+    from pdsl.peer.status import Status
+
+app = typer.Typer(help="Train with other organisations, each on its own machine and its own data.")
+
+Folder = Annotated[Path, typer.Argument(help="Folder of this organisation.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Assignments = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, for example --set rounds=50.")
+]
+
+
+@app.command()
+def init(
+    folder: Folder,
+    name: Annotated[str | None, typer.Option(help="Short name of a-z, 0-9 and '-'.")] = None,
+    address: Annotated[str | None, typer.Option(help="host:port at which neighbours reach this organisation.")] = None,
+    renew: Annotated[bool, typer.Option(help="Replace the key and the certificate.")] = False,
+) -> None:
+    """Create a folder with a private key, a certificate and a card for the plan's author."""
+    from pdsl.peer.identity import CARD, Identity
+
+    if renew:
+        own = Identity.renew(folder, name, address)
+        print(f"New certificate {own.card.fingerprint}.\nSend {folder / CARD} to your neighbours, who must pin it.")
+        return
+    if name is None or address is None:
+        raise PdslError("a new folder needs --name and --address, like --name clinic --address peer.example.org:7443")
+    own = Identity.create(folder, name, address)
+    print(
+        f"Certificate {own.card.fingerprint}.\nSend {folder / CARD} to the plan's author. Keep everything else private."
+    )
+
+
+@app.command()
+def invite(
+    cards: Annotated[list[Path], typer.Argument(help="Cards of the members, in the order of agents.")],
+    public: Annotated[Path, typer.Option(help="Public file (npz) with x_validation, y_validation, x_test, y_test.")],
+    records: Annotated[
+        float, typer.Option(help="Public estimate of an average member's records; determines the sampling rate.")
+    ],
+    out: Annotated[Path, typer.Option(help="Plan file to write.")] = Path("plan.toml"),
+    config: Annotated[Path | None, typer.Option(help="Settings as TOML, as for pdsl run.")] = None,
+    assignments: Assignments = [],  # noqa: B006  typer's empty default
+    classes: Annotated[
+        int | None, typer.Option(help="Number of classes, if the public file lacks some of them.")
+    ] = None,
+    silence: Annotated[
+        float, typer.Option(help="Seconds without a response after which a neighbour is skipped for the round.")
+    ] = 10.0,
+    patience: Annotated[
+        float,
+        typer.Option(help="How long to wait for a peer that is itself blocked on an unresponsive peer, in seconds."),
+    ] = 2.0,
+    deadline: Annotated[
+        float, typer.Option(help="Seconds without progress after which a responsive neighbour is skipped.")
+    ] = 120.0,
+    start: Annotated[
+        float, typer.Option(help="Seconds to wait for neighbours that have not been online yet.")
+    ] = 3600.0,
+    quorum: Annotated[int, typer.Option(help="Neighbours that must be present for a round to start.")] = 1,
+) -> None:
+    """Write a training plan: the members and all settings that they must agree on. It contains no secrets."""
+    from pdsl.peer.experiment import check_budget, describe_task
+    from pdsl.peer.identity import PeerInfo
+    from pdsl.peer.plan import Timeouts, compose, format_hash, validate_section
+    from pdsl.utils.files import write_whole
+
+    seconds = {"silence": silence, "patience": patience, "deadline": deadline, "start": start}
+    timeouts = validate_section(Timeouts, "timeouts", {**seconds, "quorum": quorum}, "pdsl peer invite")
+    task = describe_task(public, records, classes)
+    plan = compose([PeerInfo.read(card) for card in cards], config, assignments, task, timeouts)
+    check_budget(plan)
+    write_whole(out, plan.to_toml().encode())
+    print(f"Wrote {out}. Send it and {public.name} to the {len(plan.members)} members.\nhash {format_hash(plan.hash)}")
+
+
+@app.command()
+def join(folder: Folder, plan: Annotated[Path, typer.Argument(help="Plan file from its author.")]) -> None:
+    """Check a plan and pin the neighbours' certificates. Compare the hash with the other members before you run."""
+    from pdsl.peer.experiment import check_budget
+    from pdsl.peer.identity import Identity
+    from pdsl.peer.membership import join as join_plan
+    from pdsl.peer.plan import TrainingPlan, format_hash
+
+    own, read = Identity.load(folder), TrainingPlan.read(plan)
+    check_budget(read)
+    neighbours = join_plan(own, read)
+    config, privacy = read.config, read.config.privacy
+    print(f"{own.card.name} is agent {read.agent(own.card.name)} of {len(read.members)}: {read.graph.describe()}")
+    print(f"{config.algorithm.name}, {config.rounds} rounds, total ε {privacy.budget} at δ {privacy.delta}")
+    for j in neighbours:
+        card = read.members[j]
+        print(f"neighbour {card.name} at {card.address}, certificate {card.fingerprint}")
+    print(f"hash {format_hash(read.hash)}\nCompare this hash with all other members before you run.")
+
+
+@app.command()
+def pin(
+    folder: Folder,
+    card: Annotated[Path | None, typer.Argument(help="New card of a neighbour, accepted besides the old one.")] = None,
+    revoke: Annotated[
+        str | None, typer.Option(help="Revoke the certificate whose fingerprint starts with this.")
+    ] = None,
+) -> None:
+    """Accept a neighbour's new certificate, or revoke one. Without arguments, list the pinned certificates."""
+    from pdsl.peer.identity import PINS, Identity, PeerInfo, fingerprint
+    from pdsl.peer.membership import load_plan
+    from pdsl.peer.trust_store import TrustStore
+
+    own = Identity.load(folder)
+    plan = load_plan(own)
+    trust_store = TrustStore(own.folder / PINS)
+    neighbours = [plan.members[j].name for j in plan.neighbours(plan.agent(own.card.name))]
+    if card is not None:
+        read = PeerInfo.read(card)
+        if read.name not in neighbours:
+            raise PdslError(f"{read.name} is not a neighbour of {own.card.name} in this plan; nothing was pinned")
+        if trust_store.add(read):
+            print(f"{read.name}: the pin file was damaged and now has only this certificate")
+        print(f"{read.name}: {read.fingerprint} is accepted after the next start of 'pdsl peer run'")
+    if revoke is not None:
+        revoked = trust_store.revoke(revoke)
+        print(f"{revoked.name}: {revoked.fingerprint} is refused from now on")
+    if card is None and revoke is None:
+        pinned = {name: [fingerprint(pem) for pem in trust_store.certificates(name)] for name in neighbours}
+        for name, fingerprints in pinned.items():
+            print(f"{name}: {', '.join(fingerprints) or 'no pin'}")
+
+
+@app.command()
+def run(
+    folder: Folder,
+    listen: Annotated[str | None, typer.Option(help="host:port to listen on, if not the card's address.")] = None,
+    device: Annotated[str, typer.Option(help="torch device: cpu, cuda, cuda:1, mps.")] = "cpu",
+    workers: Annotated[int | None, typer.Option(min=1, help="Single-threaded workers; default: one per core.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Wait for the neighbours, train, and write this organisation's model, ledger and report to FOLDER/run."""
+    from pdsl.peer.identity import Identity
+    from pdsl.peer.membership import load_plan
+    from pdsl.peer.runner import run as run_peer
+    from pdsl.peer.stderr_monitor import monitor_stderr
+    from pdsl.peer.transport import Loop
+    from pdsl.runs.listeners import Progress
+    from pdsl.settings import EngineSettings
+
+    own = Identity.load(folder)
+    rounds = load_plan(own).config.rounds
+    loop = Loop()
+    try:
+        with monitor_stderr() as handshakes, Progress(_console(stderr=True), rounds) as progress:
+            engine = EngineSettings(device=device, workers=workers)
+            summary = run_peer(own, loop, listen, progress.on_round, engine, handshakes)
+    except KeyboardInterrupt:
+        print(f"pdsl: interrupted; resume with: pdsl peer run {folder}", file=sys.stderr)
+        raise SystemExit(130) from None
+    finally:
+        loop.close()
+    if as_json:
+        print(json.dumps(summary))
+        return
+    table = Table(show_header=False, title=f"{summary['name']}: {summary['rounds_run']} of {rounds} rounds")
+    for label in ("accuracy", "epsilon", "privacy", "neighbour_rounds_lost", "refused", "seconds"):
+        table.add_row(label.replace("_", " "), f"{summary[label]}")
+    if summary["stopped"]:
+        table.add_row("stopped early", summary["stopped"])
+    table.add_row("model", f"{summary['run']}/model.safetensors")
+    table.add_row("report", f"{summary['run']}/report.html")
+    _console().print(table)
+
+
+@app.command()
+def status(
+    folder: Folder,
+    watch: Annotated[bool, typer.Option(help="Update until interrupted.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the state of this organisation's process and its neighbours."""
+    from pdsl.peer.identity import Identity
+    from pdsl.peer.status import read_status, status_table
+
+    Identity.load(folder)
+    current = read_status(folder)
+    if current is None:
+        raise PdslError(f"{folder} has not run yet; start it with: pdsl peer run {folder}")
+    if as_json:
+        print(json.dumps(current.model_dump()))
+        return
+    if not watch:
+        _console().print(status_table([current]))
+        return
+    with Live(status_table([current]), console=_console(), auto_refresh=False) as live:
+        while current is not None:
+            live.update(status_table([current]), refresh=True)
+            time.sleep(1)
+            current = read_status(folder)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Folder for the four organisations; default runs/peer-demo.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")] = 30,
+    as_json: AsJson = False,
+) -> None:
+    """Run four organisations on this machine, from keys to trained models, in about a minute."""
+    from pdsl.peer.demo import run_demo
+    from pdsl.peer.status import status_table
+    from pdsl.runs.directory import unused
+
+    folder = out or unused(Path("runs"), "peer-demo")
+    console = _console(stderr=True)
+    with Live(console=console, auto_refresh=False, transient=not console.is_terminal) as live:
+
+        def on_status(statuses: "list[Status]") -> None:
+            if console.is_terminal:
+                live.update(status_table(statuses), refresh=True)
+
+        result = run_demo(folder, rounds, lambda line: console.print(line, soft_wrap=True), on_status)
+    if as_json:
+        print(json.dumps(result))
+        return
+    table = Table("peer", "accuracy", "ε", "rounds", "MB sent", header_style="bold")
+    for peer in result["peers"]:
+        accuracy, spent = f"{peer['accuracy']:.4f}", format_epsilon(peer["epsilon"])
+        table.add_row(peer["name"], accuracy, spent, f"{peer['rounds']}", f"{peer['bytes'] / 1e6:.2f}")
+    _console().print(table)
+    print(f"{result['seconds']:.0f} s. Model, ledger and report of each organisation are in {folder}/<name>/run.")
+
+
+def _console(stderr: bool = False) -> Console:
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)

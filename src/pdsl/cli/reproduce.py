@@ -1,0 +1,73 @@
+"""`pdsl reproduce`: the paper's tables and figures."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pdsl.cli.common import INTERRUPTED, AsJson, Assignments, console, say
+from pdsl.utils.files import check_folder
+
+
+def reproduce(
+    target: Annotated[str, typer.Argument(help="table1, table2, fig1 … fig6, or all.")],
+    only: Annotated[
+        str | None, typer.Option(help="A part of it, like graph=ring,agents=10,epsilon=1,method=pdsl.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each cell; default 3, with --quick 1.")] = None,
+    reading: Annotated[
+        str, typer.Option(help="Meaning of ε: total, per-round, paper, or none for no noise.")
+    ] = "total",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="All steps on handwritten digits, in a minute or two.")
+    ] = False,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of every run, instead of the table's.")] = None,
+    grid: Annotated[str | None, typer.Option(help="Learning rates that every method tries, like 0.5,1,2.")] = None,
+    assignments: Assignments = [],  # noqa: B006
+    processes: Annotated[int | None, typer.Option(min=1, help="Parallel runs; default: one per core.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; finished runs in it are skipped.")] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="Folder for the small result files; results kept there are used.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the paper's tables and figures, and show its numbers beside ours."""
+    from pdsl.reproduce import CELLS, SweepPlan, Task, collect
+    from pdsl.reproduce.archive import read
+    from pdsl.reproduce.export import check_keep, keep_results, write_results
+    from pdsl.reproduce.tables import as_dict, caption, list_failures, terminal_tables
+    from pdsl.sweep.progress import SweepProgress
+    from pdsl.sweep.tuning import count_jobs, parse_grid, run_tunings
+
+    task = Task(reading, quick, rounds, tuple(parse_grid(grid)) if grid else None, tuple(assignments))
+    plan = SweepPlan.of(target, task, only, seeds or (1 if quick else 3))
+    folder = out or Path("runs") / ("reproduce-quick" if quick else "reproduce")
+    check_folder(folder, "--out")
+    earlier = read(keep) if keep else {}
+    if keep:
+        check_keep(plan, folder, keep, earlier)
+    try:
+        progress = SweepProgress(console(stderr=True), count_jobs(plan.tunings))
+        run_tunings(plan.tunings, folder / CELLS, progress, processes)
+    except KeyboardInterrupt:
+        say(f"interrupted; to continue in {folder}, run the same command again")
+        raise SystemExit(INTERRUPTED) from None
+    found = {name: collect(name, plan, folder, earlier) for name in plan.targets}
+    failed = list_failures(list(found.values()))
+    pages = {name: write_results(results, folder / reading) for name, results in found.items()}
+    kept = [path for results in found.values() if keep for path in keep_results(results, keep)]
+    if as_json:
+        tables = {name: as_dict(results) for name, results in found.items() if name.startswith("table")}
+        print(json.dumps({"tables": tables, "pages": {name: str(page) for name, page in pages.items()}}))
+        return
+    for name, results in found.items():
+        if name.startswith("table"):
+            for table in terminal_tables(results):
+                console().print(table)
+            print(f"{results.verdict()}\n{caption(results)}")
+        print(f"report: {pages[name]}")
+    for reason in failed:
+        print(f"failed: {reason}")
+    for path in dict.fromkeys(kept):
+        print(f"kept: {path}")

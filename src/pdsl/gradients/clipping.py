@@ -1,0 +1,139 @@
+"""Clipped cross-gradients g[i,j] = ∇F_i(x_j; ξ_i): agent i's gradient on its own batch, at neighbour j's model.
+
+There are two kinds of clipping:
+
+- `batch` (equations 9 and 12 of the paper): the gradient of the whole batch is scaled down to norm C. One record can
+  move it by up to 2C.
+- `per-sample`: each record's gradient is scaled down to norm C before summation. One record moves the result by at
+  most C/B, so far less noise is needed.
+
+In both, the sum over records is computed in float64 and divided by a public constant, never by the number of records
+drawn. The stated sensitivity includes the rounding error of the sum (`privacy.noise.ARITHMETIC`).
+"""
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, one_hot
+
+from pdsl.data.sampling import Batches
+from pdsl.gradients.per_example import LAYERS, Kernel
+from pdsl.models.network import Network, channels_last
+from pdsl.utils.workers import Workers
+
+
+def clip_factors(squared_norms: Tensor, C: float) -> Tensor:
+    """1 / max(1, ‖g‖/C) for each squared norm (float64).
+
+    Guarantee: factor · ‖g‖ ≤ C for every finite norm, up to float64 rounding. A non-finite norm gives 0.
+    """
+    factors = C / squared_norms.sqrt().clamp(min=C)
+    return torch.where(torch.isfinite(squared_norms), factors, 0.0)
+
+
+def sum_gradients(network: Network, x: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Unclipped gradient [d] of the sum of the records' losses."""
+    replica = network.replica()
+    loss = cross_entropy(replica.load(x)(inputs), labels, reduction="sum")
+    by_parameter = torch.autograd.grad(loss, replica.parameters, materialize_grads=True)  # zero for unused parameters
+    return torch.cat([p.reshape(-1) for p in by_parameter])
+
+
+def clip_batch(network: Network, x: Tensor, inputs: Tensor, labels: Tensor, C: float, divisor: float) -> Tensor:
+    """Gradient [d] of the batch's summed loss over `divisor`, clipped as a whole to norm C; float64.
+
+    Guarantee: finite, norm at most C. The result is zero for an empty batch, for a gradient with a non-finite entry,
+    and for a single record under BatchNorm, because one record has no batch statistics.
+    """
+    zero = torch.zeros_like(x, dtype=torch.float64)
+    if len(labels) == 0 or (len(labels) == 1 and network.mixes_records):
+        return zero
+    g = sum_gradients(network, x, inputs, labels).double() / divisor
+    squared_norm = g.square().sum()
+    return g * clip_factors(squared_norm, C) if torch.isfinite(squared_norm) else zero
+
+
+def clip_per_sample(
+    network: Network, x: Tensor, inputs: Tensor, labels: Tensor, C: float, divisor: float, kernel: Kernel
+) -> Tensor:
+    """Sum of the records' gradients, each clipped to norm C, over `divisor`: [d] float64.
+
+    Guarantee: adding or removing one record moves the result by at most C/divisor. An empty batch gives zero. A
+    record whose gradient has a non-finite entry counts as zero and takes the same operations as any other.
+    """
+    total = torch.zeros_like(x, dtype=torch.float64)
+    for a, b in zip(torch.split(inputs, kernel.block), torch.split(labels, kernel.block), strict=True):
+        if len(b):
+            of_block = kernel.gradients(network, x, a, b)
+            total += of_block.weighted_sum(clip_factors(of_block.squared_norms, C))
+    if kernel is not LAYERS:
+        network.check_state()
+    return total / divisor
+
+
+GradientKey = tuple[int, int, int, bytes]  # round, local step, agent, digest of the model
+
+
+@dataclass(frozen=True)
+class LocalGradients:
+    """The agents' private records, and clipped gradients on batches of them."""
+
+    network: Network
+    inputs: list[Tensor]  # per agent [n_i, ...]
+    labels: list[Tensor]  # per agent [n_i]
+    batches: Batches
+    clipping: str
+    C: float
+    workers: Workers
+    kernel: Kernel
+    repeated: dict[GradientKey, Tensor] = field(default_factory=dict)  # gradients requested twice in the last call
+
+    def gradients(self, t: int, agents: Tensor, x: Tensor, step: int = 0, teachers: Tensor | None = None) -> Tensor:
+        """Clipped gradients [rows, d] float64: row e is agents[e]'s, on its batch ξ of round t, at the model x[e].
+
+        Each local step of a round has its own batch. With teachers[e], the distance to that model's output for a
+        record is added to the record's loss. Equal requests (all models are equal on a full graph) are computed once,
+        in this call and the next.
+        """
+        models = x if teachers is None else torch.cat([x, teachers], dim=1)
+        keys = [(t, step, agent, digest) for agent, digest in zip(agents.tolist(), row_digests(models), strict=True)]
+        first = {key: row for row, key in reversed(list(enumerate(keys)))}
+
+        def compute(row: int) -> Tensor:
+            agent = int(agents[row])
+            batch = self.batches.draw(agent, t, step)
+            inputs, targets = self.inputs[agent][batch], self.labels[agent][batch]
+            if teachers is not None and len(batch):
+                targets = distillation_targets(targets, self.kernel.logits(self.network, teachers[row], inputs))
+            return self.on(x[row], inputs, targets, self.batches.divisor(agent))
+
+        known = {key: self.repeated[key] for key in first if key in self.repeated}
+        new = [key for key in first if key not in known]
+        g = known | dict(zip(new, self.workers.map(compute, [first[key] for key in new]), strict=True))
+        self.repeated.clear()
+        self.repeated.update({key: g[key] for key, count in Counter(keys).items() if count > 1})
+        return torch.stack([g[key] for key in keys])
+
+    def on(self, x: Tensor, inputs: Tensor, labels: Tensor, divisor: float) -> Tensor:
+        """Clipped gradient [d] of these records at the model x [d]."""
+        if self.clipping == "batch":
+            return clip_batch(self.network, x, channels_last(inputs), labels, self.C, divisor)
+        return clip_per_sample(self.network, x, channels_last(inputs), labels, self.C, divisor, self.kernel)
+
+
+def distillation_targets(labels: Tensor, teacher: Tensor) -> Tensor:
+    """Targets [n, classes] that make cross-entropy −log p(label) + KL(teacher ‖ p), up to a constant.
+
+    Both terms depend on one record only, so clipping its gradient bounds both together.
+    """
+    probabilities = teacher.softmax(-1)
+    return probabilities + one_hot(labels, probabilities.shape[-1])
+
+
+def row_digests(x: Tensor) -> list[bytes]:
+    """One digest per row; equal digests mean equal rows."""
+    rows = x.detach().cpu().contiguous().numpy()
+    return [hashlib.blake2b(row, digest_size=16).digest() for row in rows]

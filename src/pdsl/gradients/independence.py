@@ -1,0 +1,174 @@
+"""The choice of a gradient kernel, and the refusal of models that mix records.
+
+Clipping bounds the effect of a record only if no other record's gradient depends on it.
+
+Proven by construction: networks of vetted layers, because each of these layers works record by record; and any module
+under the kernels `vmapped` and `records`, because they pass it one record at a time.
+
+Tested on public records with outliers and duplicates, for several parameter vectors: the kernel gives each record the
+gradient it has alone, with the same bits in any batch; the module keeps no state between calls and draws no random
+numbers.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from pdsl.gradients.per_example import LAYERS, PAD, RECORDS, VMAPPED, Kernel, has_own_parameters
+from pdsl.models.network import Network, channels_last
+from pdsl.models.zoo import AlignedLinear, Centred, Flatten, MaxPool, RMSNorm, Tanh
+from pdsl.utils.errors import PdslError
+
+TRIAL = 48  # records in the trial batch, a multiple of PAD
+OUTLIERS, DUPLICATES = 6, 2  # records among them
+MIN_AGREEING = 0.9  # share of the trial's records whose gradients must agree: rounding may decide an outlier's
+
+# Layers that treat every record independently. Together with nn.Sequential they contain no other Python code, so no
+# branch, counter or attribute can make records mix. Modules with other code are given one record at a time.
+POINTWISE: set[type[nn.Module]] = {
+    nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh,
+    nn.Sigmoid, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish, nn.LogSigmoid, nn.Threshold,
+    nn.Dropout, nn.Dropout2d, Tanh,
+}  # fmt: skip
+PER_RECORD: set[type[nn.Module]] = {
+    nn.Linear, AlignedLinear, nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d,
+    nn.ZeroPad2d, MaxPool, RMSNorm, Centred, Flatten,
+}  # fmt: skip
+
+
+def is_vetted(module: nn.Module) -> bool:
+    """Whether all its modules are of vetted types, without hooks and without a replaced forward."""
+    return all(_is_vetted(m) for m in module.modules())
+
+
+def _is_vetted(m: nn.Module) -> bool:
+    hooked = m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
+    if hooked or "forward" in vars(m):
+        return False
+    if type(m) is nn.Flatten:
+        return m.start_dim >= 1
+    return type(m) in POINTWISE | PER_RECORD | {nn.Sequential}
+
+
+def choose_kernel(network: Network, inputs: Tensor, targets: Tensor) -> Kernel:
+    """Choose the fastest kernel that is correct for this module; PdslError if the module mixes records or keeps state.
+
+    `inputs` and `targets` are public records. The kernel `layers` misses part of the gradient if a module calls a
+    layer twice, shares a weight, or uses a parameter outside a layer. The kernel `vmapped` fails on code that
+    torch.func cannot trace.
+    """
+    records, labels = _trial_batch(inputs, targets)
+    models = [
+        network.perturbed_parameters(),
+        network.initial_parameters() + 0.3 * _wave(network, 2.0),
+        20 * _wave(network, 3.0),
+    ]
+    alone = [_alone(network, x, records, labels) for x in models[:2]]  # the third model amplifies rounding errors
+    _check_state(network, models, records, labels, alone)
+    _check_mixing(network, models, records)
+    candidates = (LAYERS, VMAPPED) if is_vetted(network.module) and _has_plain_layers(network) else (VMAPPED,)
+    for kernel in (kernel for candidate in candidates for kernel in (candidate, candidate.with_one_shape)):
+        try:
+            right = all(_is_right(kernel, network, *at, records, labels) for at in zip(models, alone, strict=False))
+            if right and all(_is_deterministic(kernel, network, x, records, labels) for x in models):
+                return kernel
+        except Exception:  # a module that cannot be hooked or traced may raise any exception
+            continue
+    return RECORDS
+
+
+def _has_plain_layers(network: Network) -> bool:
+    """Whether every parameter belongs to exactly one layer, which is linear or a plain convolution."""
+    layers = [m for m in network.module.modules() if has_own_parameters(m)]
+    owned = sum(p.numel() for m in layers for p in m.parameters(recurse=False))
+    return owned == network.num_parameters and all(
+        type(m) is nn.Linear or (type(m) is nn.Conv2d and _is_plain(m)) for m in layers
+    )
+
+
+def _is_plain(m: nn.Conv2d) -> bool:
+    zeros_around = m.padding_mode == "zeros" and not isinstance(m.padding, str)
+    return zeros_around and m.groups == 1
+
+
+def _trial_batch(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Public records, outliers derived from them, and duplicates: [TRIAL, ...]."""
+    places = torch.arange(TRIAL - OUTLIERS - DUPLICATES, device=inputs.device) % len(inputs)
+    some, one = inputs[places], inputs[places[:1]]
+    outliers = [1e3 * one, -1e3 * one, 1e-3 * one, torch.zeros_like(one), torch.full_like(one, 1e6), 1e18 * one]
+    records = torch.cat([some, *outliers, some[:DUPLICATES]])
+    labels = torch.cat([targets[places], targets[places[:OUTLIERS]], targets[places[:DUPLICATES]]])
+    return channels_last(records), labels
+
+
+def _wave(network: Network, frequency: float) -> Tensor:
+    x = network.initial_parameters()
+    return (frequency * torch.arange(network.num_parameters, device=x.device)).sin()
+
+
+def _alone(network: Network, x: Tensor, records: Tensor, labels: Tensor) -> Tensor:
+    """Gradient of each record, computed alone: [n, d]."""
+    one = torch.ones(1, dtype=torch.float64, device=records.device)
+    singles = zip(torch.split(records, 1), torch.split(labels, 1), strict=True)
+    return torch.stack([RECORDS.gradients(network, x, *single).weighted_sum(one) for single in singles])
+
+
+def _rows(kernel: Kernel, network: Network, x: Tensor, records: Tensor, labels: Tensor) -> Tensor:
+    """Gradient of each record by this kernel: [n, d]."""
+    gradients = kernel.gradients(network, x, records, labels)
+    unit_weights = torch.eye(len(records), dtype=torch.float64, device=records.device)
+    return torch.stack([gradients.weighted_sum(row) for row in unit_weights])
+
+
+def _check_state(network: Network, points: list[Tensor], records: Tensor, labels: Tensor, alone: list[Tensor]) -> None:
+    """Raise PdslError if a record's gradient differs the second time, or the module has changed."""
+    again = _alone(network, points[0], records.flip(0), labels.flip(0)).flip(0)
+    network.check_state()
+    if not torch.equal(again.nan_to_num(), alone[0].nan_to_num()):
+        raise PdslError(
+            "the model gives the same record another gradient the second time: it keeps state or draws random numbers"
+            " in forward; remove that from forward"
+        )
+
+
+def _check_mixing(network: Network, points: list[Tensor], records: Tensor) -> None:
+    """Raise PdslError if a record's output in a batch with outliers differs from its output alone."""
+    ordinary = torch.cat([torch.arange(TRIAL - OUTLIERS - DUPLICATES), torch.arange(TRIAL - DUPLICATES, TRIAL)])
+    for x in points:
+        together = network.logits(x, records)[ordinary]
+        apart = torch.cat([network.logits(x, record) for record in torch.split(records[ordinary], 1)])
+        finite = apart.isfinite().all(1)
+        scale = apart[finite].abs().amax(1, keepdim=True).clamp(min=1e-6)
+        if not bool(((together[finite] - apart[finite]).abs() <= 1e-3 * scale).all()):
+            raise PdslError(
+                "the model mixes records: its output for a record depends on the other records of the batch, so"
+                " clipping does not bound the effect of one record; use GroupNorm or LayerNorm, which normalise each"
+                " record alone"
+            )
+
+
+def _is_right(kernel: Kernel, network: Network, x: Tensor, alone: Tensor, records: Tensor, labels: Tensor) -> bool:
+    """Whether the kernel gives every record the gradient it has alone, up to rounding."""
+    together = _rows(kernel, network, x, records, labels)
+    finite = alone.isfinite().all(1)
+    return _agree(network, together[finite], alone[finite])
+
+
+def _is_deterministic(kernel: Kernel, network: Network, x: Tensor, records: Tensor, labels: Tensor) -> bool:
+    """Whether a record's gradient has the same bits with any other records, at any position, in any batch size."""
+    n, together = len(records), _rows(kernel, network, x, records, labels)
+    for part in (torch.arange(n - 1, -1, -1), torch.arange(1, n), torch.arange(PAD + 3), torch.arange(1)):
+        other = _rows(kernel, network, x, records[part], labels[part])
+        if not torch.equal(other.nan_to_num(), together[part].nan_to_num()):
+            return False
+    return True
+
+
+def _agree(network: Network, found: Tensor, right: Tensor) -> bool:
+    """Equal up to rounding for MIN_AGREEING of the records, in each parameter separately."""
+    sizes = [shape.numel() for _, shape in network.shapes()]
+    rounding = 1e-5 * right.norm(dim=1)
+    agrees = [
+        (f - r).norm(dim=1) <= 1e-3 * r.norm(dim=1) + rounding
+        for f, r in zip(torch.split(found, sizes, dim=1), torch.split(right, sizes, dim=1), strict=True)
+    ]
+    return float(torch.stack(agrees).all(0).double().mean()) >= MIN_AGREEING

@@ -1,0 +1,138 @@
+"""The experiment of one organisation, built from the plan and its folder; it owns one agent.
+
+data.npz      x [n, ...] and y [n]: private records, which never leave the folder
+public.npz    x_validation, y_validation, x_test, y_test: the same for all members, verified by the hash in the plan
+"""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from pdsl.config import Config
+from pdsl.data import Batches, Data, label_counts
+from pdsl.data.custom import load_public, load_records
+from pdsl.data.validation import Records, check_classes, check_shapes
+from pdsl.engine import Engine
+from pdsl.models.network import Network
+from pdsl.models.zoo import build as build_model
+from pdsl.peer.identity import DATA, PUBLIC, Identity
+from pdsl.peer.plan import TaskDescription, TrainingPlan, validate_section
+from pdsl.privacy import Mechanism, epsilon, mechanisms
+from pdsl.topology import Graph
+from pdsl.training.experiment import Experiment, make_seal
+from pdsl.utils.errors import PdslError
+from pdsl.utils.format import format_epsilon
+from pdsl.utils.random import SecretStreams, Streams
+
+
+def describe_task(path: Path, records: float, classes: int | None) -> TaskDescription:
+    """Describe the task of a plan from the public file and the agreed number of records."""
+    test, validation = load_public(path)
+    found = 1 + max(int(part.y.max()) for part in (test, validation))
+    shape = tuple(test.x.shape[1:])
+    values = {"records": records, "shape": shape, "classes": classes or found, "public": file_sha256(path)}
+    task = validate_section(TaskDescription, "task", values, "the plan's task")
+    check_shapes([test, validation])
+    check_classes([test, validation], task.classes)
+    return task
+
+
+def file_sha256(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as e:
+        raise PdslError(f"{path}: {e.strerror}; copy the public file that came with the plan there") from e
+
+
+def build_network(config: Config, task: TaskDescription) -> Network:
+    """Build the agreed model with its agreed initial parameters."""
+    shape = torch.Size(task.shape)
+    module = build_model(config.model, "npz", shape, task.classes, Streams(config.seed))
+    network = Network(module, config.engine.device)
+    network.check(torch.zeros(2, *shape), task.classes)
+    return network
+
+
+def load_data(own: Identity, plan: TrainingPlan) -> tuple[Records, Records, Records]:
+    """Load private records, test set and Q; PdslError unless they match the plan."""
+    records = load_records(own.folder / DATA)
+    if file_sha256(own.folder / PUBLIC) != plan.task.public:
+        raise PdslError(f"{own.folder / PUBLIC} is not the public file of the plan; request it again")
+    test, validation = load_public(own.folder / PUBLIC)
+    if tuple(records.x.shape[1:]) != plan.task.shape:
+        shape, planned = list(records.x.shape[1:]), list(plan.task.shape)
+        raise PdslError(
+            f"{own.folder / DATA}: records have shape {shape}, but the plan requires {planned}; convert them"
+        )
+    check_shapes([records, test, validation])
+    check_classes([records, test, validation], plan.task.classes)
+    return records, test, validation
+
+
+def agreed_mechanisms(plan: TrainingPlan) -> list[Mechanism]:
+    """Mechanism of each member in a round with all its neighbours, derived from the plan alone."""
+    config, graph, d = plan.config, plan.graph, build_network(plan.config, plan.task).num_parameters
+    batches = Batches([1] * graph.agents, config.batch, Streams(config.seed), plan.task.records)
+    releases = [config.algorithm.releases_in(graph, i) for i in range(graph.agents)]
+    found = mechanisms(config.privacy, graph, batches, releases, config.rounds, config.share_floor, d)
+    assert found is not None  # a plan always has noise
+    return found
+
+
+def check_budget(plan: TrainingPlan) -> None:
+    """Refuse a plan whose target no noise can reach, or whose budget is exceeded by a single round.
+
+    It takes a second or two, so it runs when a plan is written or joined, and not whenever one is read.
+    """
+    privacy = plan.config.privacy
+    assert privacy.budget is not None  # a plan always has a budget
+    for mechanism in set(agreed_mechanisms(plan)):
+        if (spent := epsilon(((mechanism, 1),), privacy.delta)) > privacy.budget:
+            raise PdslError(
+                f"plan: one round spends ε = {format_epsilon(spent)}, more than"
+                f" privacy.target_epsilon={privacy.budget:g}; add noise, or raise the target"
+            )
+
+
+def build_experiment(
+    own: Identity,
+    plan: TrainingPlan,
+    network: Network,
+    key: bytes,
+    generation: int,
+    mechanism: Mechanism,
+    engine: Callable[[Graph], Engine],
+) -> Experiment:
+    """Build the experiment of this organisation. The other members are known from the plan only.
+
+    Noise and batches are derived from the key, the generation, the plan and the records.
+    """
+    config, graph, me = plan.config, plan.graph, plan.agent(own.card.name)
+    records, test, validation = load_data(own, plan)
+    none = torch.zeros(0, dtype=torch.int64)
+    parts = [torch.arange(len(records.y)) if i == me else none for i in range(graph.agents)]
+    q, held_out = (validation.x, validation.y), (test.x, test.y)
+    data = Data("private data", records.x, records.y, *held_out, plan.task.classes, None, q)
+    agreed = [mechanism if i == me else m for i, m in enumerate(agreed_mechanisms(plan))]
+    secret = SecretStreams(config.seed, key)
+    tensors = (records.x, records.y, *q)
+    seal = make_seal(config, secret, graph, network, agreed, tensors, f"{plan.hash}/{me}/{generation}")
+    streams = secret.bind(seal.context)
+    return Experiment(
+        config=config,
+        data=data,
+        graph=graph,
+        network=network,
+        parts=parts,
+        batches=Batches([len(part) for part in parts], config.batch, streams, plan.task.records),
+        validation=q,
+        test=held_out,
+        mechanisms=agreed,
+        streams=streams,
+        engine=engine(graph),
+        labels=label_counts(parts, data.y, data.classes),
+        attackers={},
+        seal=seal,
+    )

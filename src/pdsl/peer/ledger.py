@@ -1,0 +1,157 @@
+"""Privacy ledger of one organisation: one charge per round and key generation, with the neighbours present.
+
+A round is charged before any of its messages leaves: for the agent's own noisy message and one per neighbour present at
+the roll call. A neighbour lost later stays charged. A round that is repeated after a crash is charged for the
+neighbours of both attempts.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+
+from pdsl.algorithms import Algorithm
+from pdsl.privacy import Ledger, Mechanism, epsilon
+from pdsl.privacy.ledger import Entry
+from pdsl.utils.errors import PdslError
+from pdsl.utils.types import JsonDict
+
+Charges = Mapping[tuple[int, int], frozenset[int]]  # (round, generation) → neighbours
+Mark = tuple[int, str]  # size of a noise log in bytes, and the SHA-256 of its key and content
+
+
+@dataclass(frozen=True)
+class PeerLedger:
+    """Immutable ledger; `charge` returns the next one."""
+
+    delta: float
+    budget: float
+    mechanism: Mechanism  # of a round with all neighbours present
+    algorithm: Algorithm
+    planned_rounds: int
+    me: int
+    members: tuple[int, ...]  # neighbourhood in ascending order, `me` included
+    charges: Charges
+    plan: str = ""  # hash
+    mark: Mark = (0, "")  # of the noise log, at the last charge
+
+    def charge(self, t: int, generation: int, peers: frozenset[int], mark: Mark = (0, "")) -> "PeerLedger":
+        before = self.charges.get((t, generation), frozenset())
+        return replace(self, charges={**self.charges, (t, generation): before | peers}, mark=mark)
+
+    def mechanism_with(self, peers: frozenset[int]) -> Mechanism:
+        """Mechanism of a round with these neighbours. The noise does not depend on who is present."""
+        release = self.algorithm.releases(1 + len(peers))
+        sigma_scale = self.mechanism.sigma_scale and tuple(
+            factor
+            for j, factor in zip(self.members, self.mechanism.sigma_scale, strict=True)
+            if j in peers or j == self.me
+        )
+        return replace(self.mechanism, messages=release.messages, steps=release.steps, sigma_scale=sigma_scale)
+
+    @cached_property
+    def epsilon(self) -> float:
+        """Total ε of all charges."""
+        counts: Counter[Mechanism] = Counter()
+        for peers, rounds in self._alike.items():
+            counts[self.mechanism_with(peers)] += rounds
+        return epsilon(tuple(counts.items()), self.delta)
+
+    @property
+    def _alike(self) -> Counter[frozenset[int]]:
+        """Number of charges with each set of neighbours: a long run has few different sets."""
+        return Counter(self.charges.values())
+
+    @property
+    def within_budget(self) -> bool:
+        """Whether the total ε is within the budget.
+
+        Part of the planned rounds costs at most as much as all of them, so ε rarely has to be computed.
+        """
+        if len(self.charges) <= self.planned_rounds and self._planned_epsilon <= self.budget:
+            return True
+        return self.epsilon <= self.budget
+
+    @property
+    def _planned_epsilon(self) -> float:
+        """ε of all planned rounds with all neighbours present."""
+        return epsilon(((self.mechanism, self.planned_rounds),), self.delta)
+
+    @property
+    def last_round(self) -> int:
+        """Last charged round, 0 without charges."""
+        return max((t for t, _ in self.charges), default=0)
+
+    @property
+    def generation(self) -> int:
+        return max((generation for _, generation in self.charges), default=1)
+
+    def has_charges_of(self, generation: int) -> bool:
+        return any(of == generation for _, of in self.charges)
+
+    def mark_of(self, generation: int) -> Mark:
+        """Required beginning of a generation's noise log; empty for earlier generations, which are not checked."""
+        return self.mark if self.charges and generation == self.generation else (0, "")
+
+    def to_run_ledger(self) -> Ledger:
+        """Convert to the `Ledger` of a run with one agent, for summaries and statements."""
+        entries = tuple(Entry(t, t, self.mechanism_with(peers)) for (t, _), peers in sorted(self.charges.items()))
+        everyone = frozenset({self.me}).union(*self.charges.values())
+        return Ledger(self.delta, self.budget, (tuple(sorted(everyone)),), (entries,))
+
+    def to_json(self, names: list[str]) -> str:
+        """Content of the ledger file: all charges, and the number of noisy messages per receiver."""
+        sent: Counter[int] = Counter({self.me: 0})
+        for peers, rounds in self._alike.items():
+            sent.update(dict.fromkeys((*peers, self.me), rounds * self.mechanism_with(peers).steps))
+        return json.dumps(
+            {
+                "name": names[self.me],
+                "agent": self.me,
+                "plan": self.plan,
+                "delta": self.delta,
+                "budget": self.budget,
+                "mechanism": asdict(self.mechanism),
+                "charges": [[t, generation, sorted(peers)] for (t, generation), peers in sorted(self.charges.items())],
+                "mark": self.mark,
+                "messages": {names[j]: count for j, count in sorted(sent.items())},
+            }
+        )
+
+    def restore(self, content: bytes, where: str) -> "PeerLedger":
+        """Restore charges and noise from a ledger file.
+
+        PdslError if the file is damaged, or belongs to another organisation, plan or noise level than this ledger.
+        """
+        try:
+            stored: JsonDict = json.loads(content)
+            mechanism = Mechanism(**stored["mechanism"])
+            charges = {(int(t), int(n)): frozenset(int(j) for j in peers) for t, n, peers in stored["charges"]}
+            size, digest = stored["mark"]
+            mark = int(size), str(digest)
+            plan, owner = stored["plan"], (stored["agent"], stored["delta"], stored["budget"])
+            same_noise = _is_equivalent(mechanism, self.mechanism)
+        except (PdslError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
+            raise PdslError(
+                f"{where} is damaged or of an earlier version, so the privacy spent is unknown;"
+                " restore it from a backup"
+            ) from e
+        if plan != self.plan:
+            raise PdslError(f"{where} belongs to another plan; create a new folder for this one: pdsl peer init")
+        strangers = frozenset().union(*charges.values()) - set(self.members)
+        if owner != (self.me, self.delta, self.budget) or strangers or not same_noise:
+            raise PdslError(
+                f"{where} is not this organisation's ledger for this plan, or was changed; restore it from a backup"
+            )
+        return replace(self, mechanism=mechanism, charges=charges, mark=mark)
+
+
+def _is_equivalent(stored: Mechanism, planned: Mechanism) -> bool:
+    """Whether two mechanisms are equal up to rounding, which may differ between versions of a library."""
+    if len(stored.sigma_scale) != len(planned.sigma_scale):
+        return False
+    numbers = zip((stored.sigma, *stored.sigma_scale), (planned.sigma, *planned.sigma_scale), strict=True)
+    same = replace(stored, sigma=planned.sigma, sigma_scale=planned.sigma_scale) == planned
+    return same and all(math.isclose(a, b, rel_tol=1e-6) for a, b in numbers)

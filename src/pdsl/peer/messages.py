@@ -1,0 +1,186 @@
+"""Wire format of messages, requests and answers, and the checks before any of them is used.
+
+A message is a safetensors file with one float32 vector. Its metadata has the plan's hash, the round, the phase, the
+sender and the receiver. The receiver expects exact values for all of them, so a message with any other header is
+refused with a named reason. Requests, and answers without a vector, are small JSON objects. Nothing is unpickled.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from pdsl.utils.types import JsonDict
+
+MAX_HEADER = 1024  # bytes of a message's header
+MAX_CONTROL = 1024  # bytes of a request or an answer
+MAX_VALUE = 1e6  # absolute value of a number in a message, far above honest ones; larger ones could cause overflow
+MODEL_PHASE = -1  # phase of a model for a returning neighbour, outside the phases of a round
+MAX_ROUND = 10**9
+HASH = re.compile(r"[0-9a-f]{64}")
+
+
+class RefusedError(Exception):
+    """Invalid input from the network. `reason` is one or two words and never quotes the content."""
+
+    def __init__(self, reason: str):
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Header:
+    """Identification of a message."""
+
+    plan: str  # hash
+    round: int
+    phase: int  # index of the exchange within the round
+    sender: int
+    receiver: int
+
+    def as_metadata(self) -> dict[str, str]:
+        return {name: str(value) for name, value in vars(self).items()}
+
+
+def encode(header: Header, v: Tensor) -> bytes:  # v [d]
+    return save({"v": v.detach().to("cpu", torch.float32).contiguous()}, metadata=header.as_metadata())
+
+
+def max_message_bytes(d: int) -> int:
+    """Upper bound on the size of a message of d numbers."""
+    return 8 + MAX_HEADER + 4 * d
+
+
+def decode(content: bytes, expected: Header, d: int) -> Tensor:  # [d]
+    """Decode the vector of an expected message; RefusedError for any other content."""
+    if not 8 <= len(content) <= max_message_bytes(d):
+        raise RefusedError("size")
+    size = int.from_bytes(content[:8], "little")
+    if size > min(MAX_HEADER, len(content) - 8):
+        raise RefusedError("header")
+    parsed = _parse_json(content[8 : 8 + size])
+    if set(parsed) != {"__metadata__", "v"} or not isinstance(parsed["v"], dict):
+        raise RefusedError("header")
+    metadata, v = parsed["__metadata__"], parsed["v"]
+    if not isinstance(metadata, dict):
+        raise RefusedError("header")
+    for name, value in expected.as_metadata().items():
+        if metadata.get(name) != value:
+            raise RefusedError(name)
+    if len(metadata) != len(expected.as_metadata()) or set(v) != {"dtype", "shape", "data_offsets"}:
+        raise RefusedError("header")
+    if v["dtype"] != "F32":
+        raise RefusedError("dtype")
+    if v["shape"] != [d]:
+        raise RefusedError("shape")
+    if v["data_offsets"] != [0, 4 * d] or len(content) != 8 + size + 4 * d:
+        raise RefusedError("size")
+    vector = torch.from_numpy(np.frombuffer(content, dtype="<f4", offset=8 + size).astype(np.float32))
+    if not torch.isfinite(vector).all():
+        raise RefusedError("not finite")
+    if vector.abs().max() > MAX_VALUE:
+        raise RefusedError("too large")
+    return vector
+
+
+@dataclass(frozen=True)
+class Request:
+    """Request for the message of a phase, or for a neighbour's state in a round."""
+
+    plan: str
+    round: int
+    phase: int
+
+    def encode(self) -> bytes:
+        return json.dumps(vars(self)).encode()
+
+    @classmethod
+    def decode(cls, content: bytes, plan: str) -> "Request":
+        values = _parse_control(content, {"plan", "round", "phase"})
+        _check_plan(values, plan)
+        at = _check_integer(values, "round", 0)
+        return cls(plan, at, _check_integer(values, "phase", MODEL_PHASE))
+
+
+STATES = ("here", "wait", "out", "ahead", "left", "finished")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """State of a peer, sent in reply to a request when there is no message.
+
+    here      the caller takes part in this round
+    wait      the peer has not reached this round yet
+    out       the peer runs this round without the caller
+    ahead     the peer has completed this round
+    left      the peer has completed this round and no longer waits for the caller
+    finished  the peer has completed all rounds
+    """
+
+    plan: str
+    state: str
+    round: int  # current round of the peer
+    gathering: bool  # the roll call of that round is open: a caller for this round is admitted
+    waiting: bool  # the peer waits for a neighbour, so that its delay is not its own fault
+    held: bool  # the peer is blocked: the neighbour it waits for is silent
+
+    def encode(self) -> bytes:
+        return json.dumps(vars(self)).encode()
+
+    @classmethod
+    def decode(cls, content: bytes, plan: str) -> "Answer":
+        flags = ("gathering", "waiting", "held")
+        values = _parse_control(content, {"plan", "state", "round", *flags})
+        _check_plan(values, plan)
+        if values["state"] not in STATES or not all(isinstance(values[name], bool) for name in flags):
+            raise RefusedError("state")
+        at = _check_integer(values, "round", 0)
+        return cls(plan, values["state"], at, *(values[name] for name in flags))
+
+
+VECTOR, ANSWER = b"\x01", b"\x00"  # first byte of a response: a message or an Answer follows
+
+
+def split(response: bytes) -> tuple[bool, bytes]:
+    """Split a response: whether it is a message, and the content."""
+    kind, rest = response[:1], response[1:]
+    if kind not in (VECTOR, ANSWER):
+        raise RefusedError("kind")
+    return kind == VECTOR, rest
+
+
+def _parse_json(content: bytes) -> JsonDict:
+    try:
+        values = json.loads(content.decode())
+    except (ValueError, RecursionError):
+        raise RefusedError("header") from None
+    if not isinstance(values, dict):
+        raise RefusedError("header")
+    return values
+
+
+def _parse_control(content: bytes, names: set[str]) -> JsonDict:
+    if len(content) > MAX_CONTROL:
+        raise RefusedError("size")
+    values = _parse_json(content)
+    if set(values) != names:
+        raise RefusedError("header")
+    return values
+
+
+def _check_plan(values: JsonDict, plan: str) -> None:
+    if not isinstance(values["plan"], str) or not HASH.fullmatch(values["plan"]):
+        raise RefusedError("header")
+    if values["plan"] != plan:
+        raise RefusedError("plan")
+
+
+def _check_integer(values: JsonDict, name: str, least: int) -> int:
+    value = values[name]
+    if type(value) is not int or not least <= value <= MAX_ROUND:
+        raise RefusedError(name)
+    return value

@@ -1,0 +1,222 @@
+"""Log of noisy vectors and the secret key of their noise, so that no noise is used on two different gradients.
+
+A noise stream belongs to one (round, step, nth, peer). Used on two gradients, it would cancel out and reveal their
+difference. A second use is allowed only if the result is the same bytes, as in a round that is repeated after a crash.
+Any other second use is a `ConflictError`, and nothing is sent. The log keeps the SHA-256 of every vector, and it is on
+disk before the vector can leave.
+
+A key is safe only with its log: without it, the earlier uses of the noise are unknown. If either is lost, both are
+replaced under the next number, a new *generation*, and its messages are charged in addition. A log with missing lines
+counts as lost: it records the start of each round, and each charge in the ledger has the `Mark` of the log at that
+time, so an older copy of the log does not match.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from pdsl.peer.ledger import Mark, PeerLedger
+from pdsl.peer.status import Events
+from pdsl.privacy import Noise
+from pdsl.training.records import RoundRecord
+from pdsl.utils.errors import PdslError
+from pdsl.utils.files import PRIVATE, read_private, write_whole
+from pdsl.utils.random import KEY_BYTES
+
+Draw = tuple[int, int, int, int]  # round, step, nth, peer
+
+
+class ConflictError(Exception):
+    """Noise that was used already would be used on another gradient."""
+
+
+class DamagedError(PdslError):
+    """A key or a log is missing, incomplete or unreadable."""
+
+
+class NoiseLog:
+    """Append-only file of JSON lines: [round] at the start of a round, [round, step, nth, peer, digest] per vector.
+
+    A last line cut off by a crash is removed: its vector was not sent.
+    """
+
+    def __init__(self, path: Path, key: bytes = b"", mark: Mark = (0, "")):
+        """Open the log of a `key`; DamagedError if it does not start with the content at the `mark`."""
+        self.path = path
+        content = _read_complete_lines(path)
+        size, digest = mark
+        if size and hashlib.sha256(key + content[:size]).hexdigest() != digest:
+            raise DamagedError(f"{path.name} is incomplete or belongs to another key")
+        self._begun, self._digests = _parse(content, path)
+        self._content = hashlib.sha256(key + content)
+        self._size = len(content)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def begin_round(self, t: int) -> Mark:
+        """Record the start of a round, before its charge. Returns the mark for that charge."""
+        if t not in self._begun:
+            self._append([[t]])
+            self._begun.add(t)
+        return self._size, self._content.hexdigest()
+
+    def record(self, digests: dict[Draw, str]) -> None:
+        """Append digests durably; ConflictError, without any change, if a draw has another digest already."""
+        for draw, digest in digests.items():
+            if self._digests.get(draw, digest) != digest:
+                raise ConflictError(
+                    f"round {draw[0]}: the noise for agent {draw[3]} was already used on another gradient"
+                )
+        new = {draw: digest for draw, digest in digests.items() if draw not in self._digests}
+        if new:
+            self._append([[*draw, digest] for draw, digest in new.items()])
+            self._digests |= new
+
+    @property
+    def draws(self) -> list[Draw]:
+        """All draws whose vectors may have been sent."""
+        return list(self._digests)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _append(self, values: list[list[int | str]]) -> None:
+        lines = "".join(json.dumps(value) + "\n" for value in values).encode()
+        size = os.fstat(self._file).st_size
+        try:
+            if os.write(self._file, lines) != len(lines):
+                raise OSError(28, "No space left on device")
+            os.fsync(self._file)
+        except OSError:
+            os.ftruncate(self._file, size)  # a partial line would make the whole log unreadable
+            raise
+        self._content.update(lines)
+        self._size += len(lines)
+
+
+def _read_complete_lines(path: Path) -> bytes:
+    """Read the complete lines of a log, and truncate the file after them."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    size = content.rfind(b"\n") + 1
+    if size < len(content):
+        os.truncate(path, size)
+    return content[:size]
+
+
+def _parse(content: bytes, path: Path) -> tuple[set[int], dict[Draw, str]]:
+    begun: set[int] = set()
+    digests: dict[Draw, str] = {}
+    for line in content.splitlines():
+        try:
+            match json.loads(line):
+                case [int(t)]:
+                    begun.add(t)
+                case [int(t), int(step), int(nth), int(peer), str(digest)]:
+                    digests[t, step, nth, peer] = digest
+                case _:
+                    raise ValueError("neither a round nor a vector")
+        except (ValueError, RecursionError) as e:
+            raise DamagedError(f"{path} is damaged, so the messages sent are unknown") from e
+    return begun, digests
+
+
+@dataclass(frozen=True)
+class LoggedNoise(Noise):
+    """Noise that logs every result before returning it."""
+
+    log: NoiseLog
+
+    def add(self, t: int, makers: Tensor, peers: Tensor, g: Tensor, step: int = 0, nth: int = 0) -> Tensor:
+        noisy = super().add(t, makers, peers, g, step, nth)
+        digests = {
+            (t, step, nth, int(peer)): hashlib.sha256(row.cpu().numpy().tobytes()).hexdigest()
+            for peer, row in zip(peers, noisy, strict=True)
+        }
+        self.log.record(digests)
+        return noisy
+
+
+class Generation(NamedTuple):
+    """A secret key for noise and batches, with its log."""
+
+    number: int
+    key: bytes
+    log: NoiseLog
+
+
+def key_file(run: Path, number: int) -> Path:
+    return run / f"secret-{number}.key"
+
+
+def log_file(run: Path, number: int) -> Path:
+    return run / f"sent-{number}.log"
+
+
+def start_generation(run: Path, ledger: PeerLedger, events: Events) -> Generation:
+    """Resume the last generation, or create the next one if its key or log is lost."""
+    numbers = _find_numbers(run, "secret-*.key")
+    number = max([ledger.generation, *numbers])
+    try:
+        return _resume_generation(run, number, ledger)
+    except DamagedError as e:
+        if ledger.charges:
+            events.log("new generation", number=number + 1, why=str(e))
+        return _create_generation(run, number + 1 if ledger.charges or numbers else number)
+
+
+def _find_numbers(run: Path, pattern: str) -> list[int]:
+    """Numbers of the generations with a file of this pattern; other file names are ignored."""
+    named = (file.stem.partition("-")[2] for file in run.glob(pattern))
+    return sorted(int(number) for number in named if number.isdecimal())
+
+
+def _resume_generation(run: Path, number: int, ledger: PeerLedger) -> Generation:
+    key, log = key_file(run, number), log_file(run, number)
+    if not key.exists():
+        raise DamagedError(f"{key.name} is missing")
+    if not log.exists() and ledger.has_charges_of(number):
+        raise DamagedError(f"{log.name} is missing")
+    content = read_private(key)
+    if len(content) != KEY_BYTES:
+        raise DamagedError(f"{key.name} is damaged")
+    return Generation(number, content, NoiseLog(log, content, ledger.mark_of(number)))
+
+
+def _create_generation(run: Path, number: int) -> Generation:
+    key = secrets.token_bytes(KEY_BYTES)
+    write_whole(key_file(run, number), key, PRIVATE)
+    return Generation(number, key, NoiseLog(log_file(run, number), key))
+
+
+def check_ledger(run: Path, ledger: PeerLedger, rows: Iterable[RoundRecord]) -> None:
+    """PdslError unless the ledger has charges for all messages in the logs and all rounds in the rows."""
+    for t in (row["round"] for row in rows if "absent" not in row):
+        if t > ledger.last_round:
+            raise _missing_charge(run, t, "rows.jsonl")
+    for number in _find_numbers(run, "sent-*.log"):
+        path = log_file(run, number)
+        try:
+            log = NoiseLog(path)
+        except DamagedError:
+            continue  # its messages are unknown
+        log.close()
+        for t, _, _, peer in log.draws:
+            charged = ledger.charges.get((t, number))
+            if charged is None or peer not in charged | {ledger.me}:
+                raise _missing_charge(run, t, path.name)
+
+
+def _missing_charge(run: Path, t: int, witness: str) -> PdslError:
+    return PdslError(
+        f"{run / 'ledger.json'} does not account for all of round {t}, which was sent according to {witness};"
+        " restore the newest ledger"
+    )

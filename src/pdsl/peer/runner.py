@@ -1,0 +1,390 @@
+"""Round loop of one organisation: roll call, charge, training step, row and checkpoint; then its model and summary.
+
+The folder's `run/` is a run directory (see `runs`) with a `PeerLedger`, a secret key and a noise log per generation,
+`events.jsonl` and `status.json`.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from pdsl.peer.attendance import QuorumError
+from pdsl.peer.engine import PeerEngine, max_honest_norm
+from pdsl.peer.experiment import agreed_mechanisms, build_experiment, build_network, load_data
+from pdsl.peer.identity import CHARGE_MARKER, RUN, Identity
+from pdsl.peer.ledger import PeerLedger
+from pdsl.peer.membership import check_charge_marker, load_plan, read_charge_marker, write_charge_marker
+from pdsl.peer.noise_log import ConflictError, LoggedNoise, check_ledger, start_generation
+from pdsl.peer.plan import TrainingPlan
+from pdsl.peer.status import Events, Status, StatusWriter
+from pdsl.peer.stderr_monitor import HandshakeLog
+from pdsl.peer.transport import Loop, Transport
+from pdsl.privacy import Release
+from pdsl.privacy.statement import statement
+from pdsl.report import write_report
+from pdsl.runs.checkpoints import Checkpoint
+from pdsl.runs.directory import RunDirectory
+from pdsl.settings import EngineSettings
+from pdsl.training.evaluation import evaluate, final_evaluation, finite
+from pdsl.training.experiment import check_device
+from pdsl.training.records import RoundRecord
+from pdsl.training.trainer import (
+    State,
+    Trainer,
+    build_trainer,
+    initial_state,
+    make_state,
+    restore_state,
+    run_round,
+    state_tensors,
+)
+from pdsl.utils.errors import PdslError
+from pdsl.utils.types import JsonDict
+from pdsl.utils.workers import Workers
+
+LEDGER = "ledger.json"
+OnRound = Callable[[RoundRecord], None]
+
+
+def run(
+    own: Identity,
+    loop: Loop,
+    listen: str | None = None,
+    on_round: OnRound = lambda row: None,
+    engine: EngineSettings = EngineSettings(),  # noqa: B008  frozen
+    handshakes: HandshakeLog | None = None,
+) -> JsonDict:
+    """Train as this organisation until the last round of the plan. Returns the summary.
+
+    After an interruption of any kind, the same call resumes. `engine` is local and not part of the plan. Failed TLS
+    handshakes go from `handshakes` to the events of the run.
+    """
+    plan = load_plan(own)
+    plan = replace(plan, config=plan.config.model_copy(update={"engine": engine}))
+    check_device(engine.device)  # before any file is written
+    load_data(own, plan)
+    try:
+        directory = _open_directory(own, plan)
+        with directory.lock():
+            peer = _PeerRun(own, plan, loop, directory)
+            if handshakes is not None:
+                handshakes.events = peer.events
+            return peer.train(listen, on_round)
+    except OSError as e:
+        raise PdslError(
+            f"cannot write to {own.folder}: {e.strerror}; fix that, then resume with: pdsl peer run {own.folder}"
+        ) from e
+
+
+def _open_directory(own: Identity, plan: TrainingPlan) -> RunDirectory:
+    path = own.folder / RUN
+    if check_charge_marker(own, plan) is not None and not (path / LEDGER).exists():
+        raise PdslError(
+            f"{path / LEDGER} is missing, but {own.folder / CHARGE_MARKER} has charged rounds of this plan: the privacy"
+            " spent is unknown; restore the ledger from a backup"
+        )
+    if (path / LEDGER).exists():
+        return RunDirectory(path)  # even if other files are lost
+    if (path / "config.toml").exists():
+        return RunDirectory.open(path)
+    return RunDirectory.create(path, plan.config.to_toml(), {})
+
+
+@dataclass
+class _Progress:
+    """Progress of a run, replaced as a whole at the end of a round."""
+
+    t: int  # next round
+    state: State | None  # None: no state to start from yet
+    rows: list[RoundRecord]
+    ledger: PeerLedger
+
+
+class _PeerRun:
+    """Run of one organisation in this process."""
+
+    def __init__(self, own: Identity, plan: TrainingPlan, loop: Loop, directory: RunDirectory):
+        self.own, self.plan, self.directory = own, plan, directory
+        self.me = plan.agent(own.card.name)
+        self.names = [card.name for card in plan.members]
+        self.events = Events(directory.path / "events.jsonl")
+        network = build_network(plan.config, plan.task)
+        self.transport = Transport(loop, own, plan, self.events, network.num_parameters)
+        ledger = self._load_ledger()
+        self.generation = start_generation(directory.path, ledger, self.events)
+        number, key, _ = self.generation
+        self.e = build_experiment(
+            own, plan, network, key, number, ledger.mechanism, lambda graph: PeerEngine(graph, self.transport)
+        )
+        assert isinstance(self.e.engine, PeerEngine)
+        self.engine: PeerEngine = self.e.engine
+        privacy, batch = plan.config.privacy, plan.config.batch.size
+        sigma_scale = self.e.sigma_scale
+        for j in plan.graph.neighbourhood(self.me).tolist():
+            sigma = self.e.sigma[j] * sigma_scale[j].get(self.me, 1.0)
+            self.engine.max_norms[j] = max_honest_norm(privacy, batch, sigma, network.num_parameters)
+        self.progress = self._load_progress(ledger)
+        self.last_row: RoundRecord = {"round": 0}
+        self.stopped: str | None = None  # reason for ending before the last round
+        self.began = time.monotonic()
+
+    def _load_ledger(self) -> PeerLedger:
+        config, path = self.plan.config, self.directory.path
+        assert config.privacy.budget is not None  # a plan always has a budget
+        new = PeerLedger(
+            delta=config.privacy.delta,
+            budget=config.privacy.budget,
+            mechanism=agreed_mechanisms(self.plan)[self.me],
+            algorithm=config.algorithm,
+            planned_rounds=config.rounds,
+            me=self.me,
+            members=tuple(self.plan.graph.neighbourhood(self.me).tolist()),
+            charges={},
+            plan=self.plan.hash,
+        )
+        stored = self.directory.read(LEDGER)
+        if stored is not None and _has_no_charges(stored):
+            stored = None  # of an earlier start without a round, possibly under another plan
+        elif stored is None and any(any(path.glob(trace)) for trace in ("secret-*.key", "sent-*.log", "checkpoint/*")):
+            raise PdslError(f"{path / LEDGER} is missing, so the privacy spent is unknown; restore it from a backup")
+        ledger = new if stored is None else new.restore(stored, str(path / LEDGER))
+        check_ledger(path, ledger, self.directory.rows())
+        if (marker := read_charge_marker(self.own)) is not None and marker.round > ledger.last_round:
+            raise PdslError(
+                f"{path / LEDGER} is outdated: {self.own.folder / CHARGE_MARKER} has a charge for round {marker.round};"
+                " restore the newest ledger"
+            )
+        if ledger.charges:
+            write_charge_marker(self.own, self.plan, ledger.last_round)
+        if stored is None:
+            self.directory.write(LEDGER, new.to_json(self.names).encode())
+        return ledger
+
+    def _load_progress(self, ledger: PeerLedger) -> _Progress:
+        """Load the newest intact checkpoint, with a row for each round up to it."""
+        checkpoint, warnings = self.directory.newest()
+        for warning in warnings:
+            self.events.log("damaged", what=warning)
+        last = ledger.last_round if checkpoint is None else checkpoint.round
+        rows = self.directory.rows()[:last]
+        rows += [_absent_row(t) for t in range(len(rows) + 1, last + 1)]
+        self.directory.write("rows.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+        if checkpoint is not None:
+            return _Progress(last + 1, restore_state(self.plan.config, checkpoint.tensors), rows, ledger)
+        return _Progress(last + 1, None if last else initial_state(self.e), rows, ledger)
+
+    def train(self, listen: str | None, on_round: OnRound) -> JsonDict:
+        """Run the remaining rounds. Returns the summary."""
+        self._write_setup()
+        rounds = self.plan.config.rounds
+        if self.progress.t > rounds:
+            return self._finish()
+        self.transport.start(listen)
+        status = StatusWriter(self.directory.path, self.events, self._status)
+        try:
+            if self.progress.state is not None:
+                self.transport.publish_model(self.progress.state.x[0])
+            with Workers(self.plan.config.engine.workers) as workers:
+                noise = LoggedNoise(
+                    self.e.sigma, self.e.streams, workers, self.generation.log, sigma_scale=self.e.sigma_scale
+                )
+                trainer = replace(build_trainer(self.e, workers), noise=noise)
+                while self.progress.t <= rounds and (row := self._run_round(trainer, workers)) is not None:
+                    self.last_row = row
+                    on_round(row)
+            self.transport.finish()
+            return self._finish()
+        finally:
+            status.stop()
+            self.transport.stop()
+            self.generation.log.close()
+
+    def _run_round(self, trainer: Trainer, workers: Workers) -> RoundRecord | None:
+        """Run one round, or jump to the round of the neighbours; None if training ends here."""
+        p = self.progress
+        start = time.monotonic()
+        try:
+            present, jump = self.transport.roll_call(p.t)
+        except QuorumError as e:
+            if not p.rows:
+                raise
+            self.stopped = f"{e}"
+            return None
+        if jump is not None:
+            return self._skip_to(jump, "the neighbours were ahead")
+        if p.state is None:
+            p.state = self._average_neighbours()
+        mark = self.generation.log.begin_round(p.t)
+        ledger = p.ledger.charge(p.t, self.generation.number, present, mark)
+        if not ledger.within_budget:
+            self.stopped = f"round {p.t} would exceed the budget of ε = {ledger.budget:g}"
+            return None
+        self.engine.begin_round(p.t, present)
+        p.ledger = ledger
+        self.directory.write(LEDGER, ledger.to_json(self.names).encode())
+        write_charge_marker(self.own, self.plan, p.t)
+        waited = time.monotonic() - start
+        try:
+            charged = ledger.mechanism_with(present)
+            declared = {self.me: Release(charged.messages, charged.steps)}
+            state, metrics = run_round(self.plan.config, p.state, trainer.round(p.t, declared=declared))
+        except ConflictError as e:
+            self.events.log("conflict", round=p.t, why=str(e))
+            self.transport.leave_round()
+            return self._skip_to(p.t + 1, "its noise was used already")
+        if not torch.isfinite(state.x).all():
+            raise PdslError(
+                f"diverged in round {p.t}: the model has infinite or undefined parameters; agree on a plan with a"
+                " smaller algorithm.learning_rate"
+            )
+        row = self._row(p.t, state.x, ledger, workers)
+        waited += self.engine.network_seconds
+        row["seconds"], row["waited"] = round(time.monotonic() - start, 4), round(waited, 4)
+        row.update(cast(RoundRecord, self._include_absent(metrics)))
+        for j in self.engine.shortened:
+            self.events.log("shortened", round=p.t, who=self.names[j])
+        self._commit(p.t, state, row)
+        return row
+
+    def _commit(self, t: int, state: State, row: RoundRecord) -> None:
+        """Complete a round: first on disk, then in memory."""
+        p = self.progress
+        self.directory.append(row)
+        self.directory.save(Checkpoint(t, state_tensors(state), time.monotonic() - self.began))
+        self.directory.prune()
+        self.transport.publish_model(state.x[0])
+        self.progress = _Progress(t + 1, state, [*p.rows, row], p.ledger)
+
+    def _skip_to(self, t: int, reason: str) -> RoundRecord:
+        """Continue at a later round t. Returns the last row of the skipped rounds."""
+        p = self.progress
+        self.events.log("missed", first=p.t, last=t - 1, why=reason)
+        absent = [_absent_row(missed) for missed in range(p.t, t)]
+        for row in absent:
+            self.directory.append(row)
+        self.progress = replace(p, t=t, rows=[*p.rows, *absent])
+        return absent[-1]
+
+    def _average_neighbours(self) -> State:
+        """Initial state after the loss of all checkpoints: the mean of the neighbours' models."""
+        models = self.transport.fetch_models()
+        if not models:
+            raise PdslError(
+                f"{self.directory.path} has no intact checkpoint, and no neighbour offers its model; run again later"
+            )
+        reason = "no intact checkpoint: started from the mean of the neighbours' models"
+        self.events.log("restarted", why=reason, models=len(models))
+        x = torch.stack(models).mean(0, keepdim=True)
+        return make_state(self.plan.config, x.to(self.plan.config.engine.device))
+
+    def _row(self, t: int, x: Tensor, ledger: PeerLedger, workers: Workers) -> RoundRecord:
+        engine = self.engine
+        row: RoundRecord = {"round": t, "messages": engine.messages, "bytes": engine.bytes}
+        engine.messages = engine.bytes = engine.bytes_between_processes = 0
+        row["present"] = [self.names[j] for j in engine.sender.tolist() if j != self.me]
+        if engine.shortened:
+            row["shortened"] = [self.names[j] for j in engine.shortened]
+        if engine.lost:  # the other end may disagree, so W may not be doubly stochastic in this round
+            row["lost"] = {self.names[j]: phase for j, phase in engine.lost.items()}
+        if t % self.plan.config.evaluate_every == 0:
+            row["epsilon"] = finite(ledger.epsilon)
+            row.update(cast(RoundRecord, evaluate(self.e, x, engine.mean(x), workers).as_row()))
+        return row
+
+    def _include_absent(self, metrics: JsonDict) -> JsonDict:
+        """Extend Shapley values to the whole neighbourhood, with 0 for absent neighbours."""
+        shapley = metrics.get("shapley")
+        if shapley is None:
+            return metrics
+        everyone = sorted([self.me, *self.plan.neighbours(self.me)])
+        present = self.engine.sender.tolist()
+        full = {
+            name: [dict(zip(present, shapley[name], strict=True)).get(j, 0.0) for j in everyone]
+            for name in ("phi", "share")
+        }
+        return {**metrics, "shapley": {**shapley, **full}}
+
+    def _status(self) -> Status:
+        state = self.transport.state
+        return Status(
+            time=time.time(),
+            pid=os.getpid(),
+            running=True,
+            name=self.own.card.name,
+            plan=self.plan.hash,
+            round=state.round,
+            rounds=self.plan.config.rounds,
+            doing="roll call" if state.gathering else "waiting" if state.waiting else "computing",
+            accuracy=self.last_row.get("accuracy"),
+            epsilon=self.last_row.get("epsilon"),
+            budget=self.progress.ledger.budget,
+            refused=self.events.counts["refused"],
+            neighbours=self.transport.neighbour_statuses(),
+        )
+
+    def _write_setup(self) -> None:
+        setup = self.e.metadata()
+        setup["edges"] = [edge for edge in setup["edges"] if edge[0] == self.me]
+        setup |= {"name": self.own.card.name, "agent": self.me, "names": self.names, "plan": self.plan.hash}
+        self.directory.describe(self.plan.config.to_toml(), setup, self.e.owner_metadata())
+
+    def _finish(self) -> JsonDict:
+        """Write model, summary and report. Returns the summary."""
+        p = self.progress
+        if p.state is None and p.ledger.charges:
+            raise PdslError(f"{self.directory.path} has no intact checkpoint, and the plan's rounds are over")
+        if p.state is None or not p.rows:
+            raise PdslError("no round was run: the budget or the neighbours did not allow one")
+        evaluation = final_evaluation(self.e, p.state.x)
+        module = self.e.network.to_module(p.state.x[0])
+        # Cloned, because safetensors does not store one tensor under two names, as tied layers have.
+        tensors = {name: tensor.clone().contiguous() for name, tensor in module.state_dict().items()}
+        self.directory.write("model.safetensors", save(tensors))
+        run = [row for row in p.rows if "absent" not in row]
+        summary = {
+            "name": self.own.card.name,
+            "agent": self.me,
+            "plan": self.plan.hash,
+            "generation": self.generation.number,
+            "stopped": self.stopped,
+            "refused": self.events.counts["refused"],
+            "seconds": round(time.monotonic() - self.began, 3),
+            "accuracy": evaluation.accuracy,
+            "accuracy_of_mean": evaluation.accuracy_of_mean,
+            "accuracy_per_agent": evaluation.accuracies,
+            "loss": evaluation.loss,
+            "rounds": len(p.rows),
+            "rounds_run": len(run),
+            "neighbour_rounds_lost": sum(len(row.get("lost", ())) for row in run),
+            "epsilon": finite(p.ledger.epsilon),
+            "delta": p.ledger.delta,
+            "budget": p.ledger.budget,
+            "privacy": statement(self.plan.config.privacy, p.ledger.to_run_ledger(), [p.ledger.mechanism]),
+            "sigma": max(p.ledger.mechanism.sigmas),
+            "messages": sum(row["messages"] for row in run),
+            "bytes": sum(row["bytes"] for row in run),
+            "model_sha256": evaluation.digests[0],
+            "notes": [],
+            "run": str(self.directory.path),
+        }
+        self.directory.write("summary.json", json.dumps(summary, indent=2, ensure_ascii=False).encode())
+        write_report(self.directory.path)
+        return summary
+
+
+def _absent_row(t: int) -> RoundRecord:
+    return {"round": t, "absent": True, "messages": 0, "bytes": 0}
+
+
+def _has_no_charges(ledger: bytes) -> bool:
+    try:
+        return not json.loads(ledger)["charges"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False

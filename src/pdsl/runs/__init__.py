@@ -1,0 +1,1 @@
+"""Training with files: run directory, checkpoints, runner, result, progress."""

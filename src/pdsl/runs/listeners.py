@@ -1,0 +1,152 @@
+"""Listeners of a run: the interface, the progress bar and TensorBoard."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from pdsl.training.experiment import Experiment
+from pdsl.training.records import RoundRecord
+from pdsl.utils.errors import PdslError
+from pdsl.utils.files import check_folder
+from pdsl.utils.types import JsonDict
+
+if TYPE_CHECKING:
+    from pdsl.runs.result import Summary
+
+LINES = 10  # progress lines of a run without a terminal
+SCALARS = (
+    *("accuracy", "accuracy_min", "accuracy_max", "accuracy_of_mean"),
+    *("loss", "loss_min", "loss_max", "epsilon", "consensus", "bytes"),
+)
+
+
+class RunListener:
+    """Callbacks of a run. Override those that you need; the others do nothing."""
+
+    def on_start(self, experiment: Experiment, path: Path | None, records: Sequence[RoundRecord]) -> None:
+        """Everything is checked and the rounds begin.
+
+        `path`: the run directory; None without files. `records`: those of rounds that were run before.
+        """
+
+    def on_round(self, record: RoundRecord) -> None:
+        """A round has ended; with a run directory, its record is on disk."""
+
+    def on_warning(self, text: str) -> None:
+        """Something was wrong and has been repaired, for example a damaged checkpoint was skipped."""
+
+    def on_end(self, summary: "Summary") -> None:
+        """The run has ended; with a run directory, its files are on disk."""
+
+
+class Listeners(RunListener):
+    """Several listeners, called one after another."""
+
+    def __init__(self, *listeners: RunListener):
+        self._listeners = listeners
+
+    def on_start(self, experiment: Experiment, path: Path | None, records: Sequence[RoundRecord]) -> None:
+        for listener in self._listeners:
+            listener.on_start(experiment, path, records)
+
+    def on_round(self, record: RoundRecord) -> None:
+        for listener in self._listeners:
+            listener.on_round(record)
+
+    def on_warning(self, text: str) -> None:
+        for listener in self._listeners:
+            listener.on_warning(text)
+
+    def on_end(self, summary: "Summary") -> None:
+        for listener in self._listeners:
+            listener.on_end(summary)
+
+
+class Progress(RunListener):
+    """Rounds, loss, accuracy and time left: a live bar on a terminal, plain lines elsewhere. A context manager."""
+
+    def __init__(self, console: Console, rounds: int, visible: bool = True):
+        self._console = console
+        self._rounds = rounds
+        self._measured = ""
+        self._start = time.monotonic()
+        self._first = 0
+        self._bar = Bar(
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.fields[measured]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not (visible and console.is_terminal),
+        )
+        self._task = self._bar.add_task("rounds", total=rounds, measured="")
+
+    def on_start(self, experiment: Experiment, path: Path | None, records: Sequence[RoundRecord]) -> None:
+        for record in records[-1:]:
+            self.on_round(record)
+
+    def on_round(self, record: RoundRecord) -> None:
+        t = record["round"]
+        if "accuracy" in record:
+            loss = "not finite" if record["loss"] is None else f"{record['loss']:.4f}"
+            self._measured = f"loss {loss}  accuracy {record['accuracy']:.4f}"
+        self._bar.update(self._task, completed=t, measured=self._measured)
+        if not self._console.is_terminal:
+            self._line(t)
+
+    def _line(self, t: int) -> None:
+        self._first = self._first or t
+        if t != self._rounds and t * LINES // self._rounds == (t - 1) * LINES // self._rounds:
+            return
+        spent = time.monotonic() - self._start
+        left = spent / max(1, t - self._first + 1) * (self._rounds - t)
+        line = f"round {t}/{self._rounds}  {self._measured}  {spent:.0f} s, about {left:.0f} s left"
+        self._console.print(line, highlight=False, soft_wrap=True)
+
+    def on_warning(self, text: str) -> None:
+        self._console.print(f"pdsl: {text}", highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
+        self._bar.stop()
+
+
+class TensorBoard(RunListener):
+    """Scalars of every round in a TensorBoard event file, which is created with the first record."""
+
+    def __init__(self, folder: Path):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise PdslError(
+                "--tensorboard needs a package; install it with: pip install 'pdsl[tensorboard]'"
+            ) from error
+        check_folder(folder, "--tensorboard")
+        self._make = SummaryWriter
+        self._folder = folder
+        self._writer: Any = None
+
+    def on_start(self, experiment: Experiment, path: Path | None, records: Sequence[RoundRecord]) -> None:
+        for record in records[-1:]:
+            self.on_round(record)
+
+    def on_round(self, record: RoundRecord) -> None:
+        if self._writer is None:  # a resumed run replaces the points after its first record
+            self._writer = self._make(str(self._folder), purge_step=record["round"])
+        values: JsonDict = dict(record)
+        for name in SCALARS:
+            if values.get(name) is not None:
+                self._writer.add_scalar(name, values[name], record["round"])
+        self._writer.flush()

@@ -1,0 +1,1 @@
+"""Shapley values of neighbours' messages: coalitions, value functions and trust."""

@@ -1,0 +1,86 @@
+"""The report of `pdsl compare`: the table, accuracy over rounds, the task and the command."""
+
+import json
+import shlex
+from pathlib import Path
+
+from pdsl.config import Config
+from pdsl.report.document import render, write_file
+from pdsl.report.figures import Figure
+from pdsl.report.line_chart import line_chart
+from pdsl.settings import PrivacySettings, flat
+from pdsl.sweep.comparison import Comparison, ComparisonPlan, caption, cells, headings
+from pdsl.sweep.job import read_curve
+from pdsl.utils.format import axis_percent, exact_percent, format_epsilon, percent, plain
+from pdsl.utils.types import JsonDict
+
+
+def write_page(comparison: Comparison) -> Path:
+    """Write compare.html into the folder of a comparison and return its path."""
+    base, best = comparison.plan.base, comparison.lines[0]
+    html = render(
+        "compare_algorithms.html.j2",
+        title=f"{len(comparison.lines)} algorithms on {base['data']['name']}, {base['graph']['kind']} graph",
+        verdict=f"{best.algorithm} has the highest accuracy: {percent(best.accuracy)}."
+        if best.accuracy
+        else "No run has finished.",
+        headings=headings(comparison),
+        rows=[cells(line) for line in comparison.lines],
+        about=caption(comparison),
+        chart=_chart(comparison),
+        failed=[reason for line in comparison.lines for reason in line.failed],
+        task=_task(comparison.plan),
+        command=command(comparison.plan),
+    )
+    return write_file(comparison.folder / "compare.html", html)
+
+
+def _chart(comparison: Comparison) -> Figure:
+    """Accuracy of each algorithm at its best learning rate, first seed."""
+    series = {}
+    for line in comparison.lines:
+        if line.learning_rate is not None:
+            job = comparison.plan.job(line.algorithm, line.learning_rate, comparison.plan.seeds[0])
+            series[line.algorithm] = [(t, accuracy) for t, _, accuracy in read_curve(comparison.folder / job.name)]
+    picture = line_chart(series, "accuracy", axis_percent, exact_percent, top=1)
+    return Figure("accuracy", "Accuracy over rounds", "Test accuracy, mean over agents, first seed.", picture)
+
+
+def _task(plan: ComparisonPlan) -> dict[str, str]:
+    """The most important settings that all runs share."""
+    base, privacy = plan.base, PrivacySettings(**plan.base["privacy"])
+    partition, attackers = base["partition"], {kind: n for kind, n in base["attack"].items() if n}
+    details = {"dirichlet": f", μ = {partition['mu']:g}", "quantity": f", μ = {partition['mu']:g}"}
+    details["shards"] = f", {partition['classes']} classes each"
+    task = {
+        "data": base["data"]["name"],
+        "partition": partition["kind"] + details.get(partition["kind"], ""),
+        "graph": base["graph"]["kind"],
+        "agents": plain(base["graph"]["agents"]),
+        "rounds": plain(base["rounds"]),
+        "batch": f"{plain(base['batch']['size'])}, {base['batch']['sampler']}",
+        "privacy": privacy.mode,
+        "total ε": "not set" if privacy.budget is None else format_epsilon(privacy.budget),
+        "δ": "—" if privacy.mode == "none" else f"{privacy.delta:g}",
+        "seeds": ", ".join(map(str, plan.seeds)),
+    } | {key: str(value) for key, value in _algorithm_settings(plan).items()}
+    if attackers:
+        task["attackers"] = ", ".join(f"{n} {kind}" for kind, n in attackers.items())
+    return task
+
+
+def _algorithm_settings(plan: ComparisonPlan) -> JsonDict:
+    """Settings of algorithms: each applies to all algorithms that have it."""
+    return {key: value for settings in plan.own.values() for key, value in flat(settings, "algorithm.").items()}
+
+
+def command(plan: ComparisonPlan) -> str:
+    """The command line of a plan, with each setting that is not a default."""
+    default = flat(Config().as_dict()) | {"engine.workers": 1}  # every plan sets one worker
+    settings = flat(plan.base) | {"seed": plan.seeds[0]} | _algorithm_settings(plan)
+    changed = {key: value for key, value in settings.items() if value != default.get(key)}
+    grid = ",".join(f"{rate:.12g}" for rate in plan.grid)
+    options = ["--algorithms", ",".join(plan.algorithms), "--grid", grid, "--seeds", str(len(plan.seeds))]
+    for key, value in changed.items():
+        options += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+    return shlex.join(["pdsl", "compare", *options])

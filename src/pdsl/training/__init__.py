@@ -1,0 +1,1 @@
+"""Training without files: prepare an experiment, run its rounds, evaluate its models."""

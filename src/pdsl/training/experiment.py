@@ -1,0 +1,233 @@
+"""Prepare a run: load, partition and check everything that a config names."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from pdsl import topology
+from pdsl.algorithms.trial import check_algorithm, check_name
+from pdsl.attacks import Attackers, draw_attackers, flip_labels
+from pdsl.config import MAY_CHANGE, Config
+from pdsl.data import Batches, Data, label_counts, load, partition, public_records, split_public
+from pdsl.engine import Engine, LocalEngine
+from pdsl.models.network import Network
+from pdsl.models.zoo import build as build_model
+from pdsl.privacy import Ledger, Mechanism, Release, mechanisms
+from pdsl.privacy.seal import (
+    RunSeal,
+    code_digest,
+    graph_digest,
+    model_digest,
+    noise_digest,
+    settings_digest,
+    software,
+    tensors_digest,
+)
+from pdsl.topology import Graph
+from pdsl.utils.errors import PdslError
+from pdsl.utils.random import SecretStreams, Streams
+from pdsl.utils.types import JsonDict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Everything that a run needs, checked: no later error is the user's mistake."""
+
+    config: Config
+    data: Data
+    graph: Graph
+    network: Network
+    parts: list[Tensor]  # indices of each agent's records in data.x; empty for agents of other processes
+    batches: Batches
+    validation: tuple[Tensor, Tensor]  # public set Q
+    test: tuple[Tensor, Tensor]
+    mechanisms: list[Mechanism] | None  # release of each agent in a round; None without noise
+    streams: Streams = field(repr=False)
+    engine: Engine = field(repr=False)
+    labels: Tensor = field(repr=False)  # [M, classes] number of records per agent and class
+    attackers: Attackers
+    seal: RunSeal = field(repr=False)
+
+    @property
+    def sigma(self) -> list[float]:
+        """Standard deviation of the noise on each agent's messages, before `sigma_scale`."""
+        return [m.sigma for m in self.mechanisms] if self.mechanisms else [0.0] * self.graph.agents
+
+    @property
+    def largest_sigma(self) -> float:
+        """Largest σ of all messages; 0 without noise."""
+        return max((sigma for m in self.mechanisms or () for sigma in m.sigmas), default=0.0)
+
+    @property
+    def sigma_scale(self) -> list[dict[int, float]]:
+        """Factor of σ for each neighbour of each agent; empty where an agent's messages are alike."""
+        scales = [m.sigma_scale for m in self.mechanisms or ()]
+        return [
+            dict(zip(self.graph.neighbourhood(i).tolist(), s, strict=True)) if s else {} for i, s in enumerate(scales)
+        ]
+
+    def training_labels(self, agent: int) -> Tensor:
+        """The labels that an agent trains on: flipped for label-flip attackers."""
+        labels = self.data.y[self.parts[agent]]
+        return flip_labels(labels, self.data.classes) if self.attackers.get(agent) == "label-flip" else labels
+
+    def open_ledger(self) -> Ledger | None:
+        """An empty ledger; None without noise, because no ε can be stated then."""
+        if self.mechanisms is None:
+            return None
+        peers = [self.graph.neighbourhood(i).tolist() for i in range(self.graph.agents)]
+        return Ledger.empty(self.config.privacy.delta, self.config.privacy.budget, peers)
+
+    def owner_metadata(self) -> JsonDict:
+        """Exact record counts, for the data owners only."""
+        return {"labels": self.labels.tolist()}
+
+    def metadata(self) -> JsonDict:
+        """Graph, sizes and noise, which stay the same in all rounds: setup.json."""
+        g = self.graph
+        return {
+            "agents": g.agents,
+            "edges": [[int(i), int(j), float(w)] for i, j, w in zip(g.receiver, g.sender, g.omega, strict=True)],
+            "parameters": self.network.num_parameters,
+            "spectral_gap": g.spectral_gap,
+            "graph": g.describe(),
+            "data": self.data.name,
+            "validation": len(self.validation[1]),
+            "test": len(self.test[1]),
+            "sigma": [max(m.sigmas) for m in self.mechanisms] if self.mechanisms else self.sigma,
+            "attackers": [[agent, kind] for agent, kind in sorted(self.attackers.items())],
+        }
+
+
+def prepare(
+    config: Config,
+    *,
+    model: nn.Module | None = None,
+    data: Data | None = None,
+    graph: Graph | None = None,
+    key: bytes | None = None,
+    agreed: list[Mechanism] | None = None,
+    engine: Callable[[Graph], Engine] = LocalEngine,
+) -> Experiment:
+    """Load, partition and check everything that `config` names, or use the objects given instead.
+
+    The process keeps the records of the agents that its engine owns. A resumed run passes its secret `key` and the
+    mechanisms `agreed` on when it started.
+    """
+    check_name(config.algorithm)
+    check_device(config.engine.device)
+    if config.engine.exact and config.engine.device != "cpu":
+        raise PdslError(f"engine.exact is for engine.device=cpu (now {config.engine.device}); leave one of them out")
+    streams = Streams(config.seed) if config.privacy.randomness == "seeded" else SecretStreams(config.seed, key)
+    objects = (
+        ("graph", graph, config.graph.kind),
+        ("data", data, config.data.name),
+        ("model", model, config.model.name),
+    )
+    for name, given, setting in objects:
+        if setting == "python" and given is None:
+            raise PdslError(
+                f"this run's {name} was an object given in Python, which a config cannot name; use pdsl.train"
+            )
+    agents = graph.agents if graph else config.graph.agents
+    data = data or load(config.data, streams, agents)
+    parts = partition(data.y, agents, config.partition, streams, data.owner)
+    graph = graph or topology.build(
+        config.graph, streams
+    )  # after partition, which checks that there are enough records
+    config.algorithm.check(int(max(graph.degrees)))
+    validation, test = split_public(data, config.data.validation, streams)
+    if model is None:
+        model = build_model(config.model, data.name, data.x.shape[1:], data.classes, streams)
+    network = Network(model, config.engine.device)
+    network.check(validation[0], data.classes)
+    if network.mixes_records and (config.privacy.mode != "none" or config.privacy.clipping == "per-sample"):
+        raise PdslError(
+            f"the model's {network.mixes_records} mixes records, so one record's gradient is not its own and cannot be"
+            " clipped or kept private; use GroupNorm, or privacy.mode=none with privacy.clipping=batch"
+        )
+    private = streams.secret and config.privacy.mode != "none"
+    sizes = [len(part) for part in parts]
+    batches = Batches(sizes, config.batch, streams, public_records(config.batch, data.published, sizes, private))
+    releases = _releases(config, graph)
+    check_algorithm(config.algorithm, graph, network, validation, releases)
+    if agreed is None:
+        agreed = mechanisms(
+            config.privacy, graph, batches, releases, config.rounds, config.share_floor, network.num_parameters
+        )
+    attackers = draw_attackers(config.attack, agents, streams)
+    owner = engine(graph)
+    labels = label_counts(parts, data.y, data.classes)
+    records = () if agreed is None else (data.x, data.y, *parts, *validation)
+    seal = make_seal(config, streams, graph, network, agreed, records)
+    streams = streams.bind(seal.context)
+    batches = replace(batches, streams=streams)
+    data, parts = _own_records(data, parts, owner.agents)
+    return Experiment(
+        config=config,
+        data=data,
+        graph=graph,
+        network=network,
+        parts=parts,
+        batches=batches,
+        validation=validation,
+        test=test,
+        mechanisms=agreed,
+        streams=streams,
+        engine=owner,
+        labels=labels,
+        attackers=attackers,
+        seal=seal,
+    )
+
+
+def make_seal(
+    config: Config,
+    streams: Streams,
+    graph: Graph,
+    network: Network,
+    agreed: list[Mechanism] | None,
+    records: Iterable[Tensor],
+    besides: str = "",
+) -> RunSeal:
+    """The seal of a run: digests of everything that shapes its messages. `besides`: further identification."""
+    paths = (*MAY_CHANGE, "data.path")  # the records are sealed, not their path
+    settings = settings_digest(config.as_dict(), paths) + code_digest([type(config.algorithm)]) + besides
+    return RunSeal.of(
+        streams.key if isinstance(streams, SecretStreams) else b"",
+        settings=settings,
+        records=tensors_digest(records),
+        graph=graph_digest(graph),
+        model=model_digest(network.module),
+        noise=noise_digest(agreed),
+        device=config.engine.device,
+        software=software(),
+    )
+
+
+def _own_records(data: Data, parts: list[Tensor], agents: range) -> tuple[Data, list[Tensor]]:
+    """The records of these agents, and the indices of each agent's records among them."""
+    if len(agents) == len(parts):
+        return data, parts
+    kept = torch.cat([parts[i] for i in agents])
+    places = iter(torch.split(torch.arange(len(kept)), [len(parts[i]) for i in agents]))
+    none = torch.zeros(0, dtype=torch.int64)
+    own = replace(data, x=data.x[kept], y=data.y[kept], owner=None)
+    return own, [next(places) if i in agents else none for i in range(len(parts))]
+
+
+def _releases(config: Config, graph: Graph) -> list[Release]:
+    """The algorithm's declared release of each agent; none without noise."""
+    if config.privacy.mode == "none":
+        return []
+    return [config.algorithm.releases_in(graph, i) for i in range(graph.agents)]
+
+
+def check_device(name: str) -> None:
+    """Raise PdslError unless torch can compute on the device."""
+    try:
+        torch.ones(1, device=name).item()  # 'meta' can hold a tensor, but not read it
+    except (RuntimeError, AssertionError, ImportError) as e:
+        raise PdslError(f"engine.device={name}: {str(e).splitlines()[0]}; try engine.device=cpu") from e

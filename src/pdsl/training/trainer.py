@@ -1,0 +1,226 @@
+"""The round loop: charge, run one round, evaluate. Nothing here writes a file."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from statistics import fmean
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from pdsl.algorithms import Metrics, Round
+from pdsl.algorithms.base import Objectives
+from pdsl.attacks import AttackedGradients
+from pdsl.config import Config
+from pdsl.engine import Engine
+from pdsl.gradients.clipping import LocalGradients
+from pdsl.gradients.independence import choose_kernel
+from pdsl.gradients.per_example import RECORDS
+from pdsl.privacy import Ledger, Noise, Release
+from pdsl.privacy.metering import Meter, MeteredEngine, MeteredGradients, MeteredNoise
+from pdsl.shapley.valuation import Validation
+from pdsl.training.evaluation import distances, evaluate, finite
+from pdsl.training.experiment import Experiment
+from pdsl.training.records import RoundRecord
+from pdsl.utils.errors import PdslError
+from pdsl.utils.random import Streams
+from pdsl.utils.workers import Workers
+
+EMA_NAME = "x.mean"  # name of the averaged models in checkpoints
+
+
+class State(Protocol):
+    """State of an algorithm, or an `EMAState`: a dataclass of tensors."""
+
+    @property
+    def x(self) -> Tensor: ...  # [m, d] the agents' models
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """Result of a round: its record, the state after it and the ledger. `state.x` has the agents' released models."""
+
+    row: RoundRecord
+    state: State
+    ledger: Ledger | None
+
+    @property
+    def t(self) -> int:
+        return self.row["round"]
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Everything that the rounds of an experiment need: engine, gradients, noise and public set."""
+
+    engine: Engine
+    local: LocalGradients
+    noise: Noise
+    validation: Validation
+    experiment: Experiment
+
+    def round(
+        self,
+        t: int,
+        noise: Noise | None = None,
+        local: Objectives | None = None,
+        declared: Mapping[int, Release] | None = None,
+    ) -> Round:
+        """Round t, metered. An audit may pass other `noise` or `local` gradients.
+
+        `declared`: the release that each agent is charged for; default: with all its neighbours.
+        """
+        e = self.experiment
+        honest = replace(self.local, repeated={})  # the cache of gradients lasts one round
+        objectives = local or (AttackedGradients(honest, e.attackers, e.streams) if e.attackers else honest)
+        noise, engine, meter = noise or self.noise, self.engine, None
+        if e.mechanisms is not None:
+            of = e.mechanisms
+            declared = declared or {i: Release(of[i].messages, of[i].steps) for i in e.engine.agents}
+            meter = Meter(e.config.algorithm.name, t, declared)
+            objectives, noise = MeteredGradients(objectives, meter), MeteredNoise.wrap(noise, meter)
+            engine = MeteredEngine.wrap(engine, meter)
+        return Round(
+            t=t,
+            engine=engine,
+            local=objectives,
+            noise=noise,
+            meter=meter,
+            validation=self.validation,
+            graph=e.graph,
+            streams=Streams(e.config.seed),  # public streams: an algorithm must not know the secret
+            tensors=[shape.numel() for _, shape in e.network.shapes()],
+            noise_multiplier=min(m.noise_multiplier for m in e.mechanisms) if e.mechanisms else 0.0,
+        )
+
+
+def build_trainer(e: Experiment, workers: Workers) -> Trainer:
+    """Move the agents' records to the device and assemble a trainer."""
+    device, privacy = e.network.device, e.config.privacy
+    shared = not e.config.engine.exact
+    Q = Validation(e.network, e.validation[0].to(device), e.validation[1].to(device), e.streams, workers, shared)
+    local = LocalGradients(
+        e.network,
+        [e.data.x[part].to(device) for part in e.parts],
+        [e.training_labels(agent).to(device) for agent in range(e.graph.agents)],
+        e.batches,
+        privacy.clipping,
+        privacy.max_grad_norm,
+        workers,
+        RECORDS if e.network.mixes_records else choose_kernel(e.network, Q.inputs, Q.labels),
+    )
+    return Trainer(e.engine, local, Noise(e.sigma, e.streams, workers, sigma_scale=e.sigma_scale), Q, e)
+
+
+@dataclass(frozen=True)
+class EMAState:
+    """State of an algorithm with an exponential moving average (EMA) of its models, which agents release instead.
+
+    Averaging is post-processing: it changes no training and costs no privacy. Records measure the averaged models.
+    """
+
+    state: State
+    x: Tensor  # [m, d] the averages
+
+
+def initial_models(e: Experiment) -> Tensor:
+    """Initial models of this process's agents [m, d]: the same for all."""
+    return e.network.initial_parameters().repeat(len(e.engine.agents), 1)
+
+
+def initial_state(e: Experiment) -> State:
+    """The state before round 1."""
+    return make_state(e.config, initial_models(e))
+
+
+def make_state(config: Config, x0: Tensor) -> State:
+    """The state before round 1 of agents with the models x0 [m, d]."""
+    state: State = config.algorithm.init(x0)
+    return EMAState(state, x0) if config.ema_decay else state
+
+
+def run_round(config: Config, state: State, r: Round) -> tuple[State, Metrics]:
+    """Run one step of the algorithm. Returns the new state and the algorithm's metrics."""
+    new: State
+    new, metrics = config.algorithm.step(state.state if isinstance(state, EMAState) else state, r)
+    if r.meter is not None:
+        r.meter.finish()
+    if not config.ema_decay:
+        return new, metrics
+    decay = min(config.ema_decay, (1 + r.t) / (10 + r.t))  # smaller at first: early models are soon forgotten
+    return EMAState(new, decay * state.x + (1 - decay) * new.x), metrics
+
+
+def rounds(
+    experiment: Experiment,
+    state: State | None = None,
+    ledger: Ledger | None = None,
+    after: int = 0,
+    publish: Callable[[Ledger], None] = lambda ledger: None,
+) -> Iterator[RoundResult]:
+    """Run rounds after+1, …, T from `state` and `ledger` (None: those of a new run).
+
+    Each round is charged and the ledger published before any message of the round is sent. The loop ends early if
+    another round would exceed the budget. A record depends on settings, noise and round only: not on interruptions or
+    on the number of workers.
+    """
+    e, config = experiment, experiment.config
+    count = config.engine.workers or (None if e.network.device.type == "cpu" else 1)
+    with Workers(count) as workers:
+        trainer = build_trainer(e, workers)
+        e.engine.messages = e.engine.bytes = e.engine.bytes_between_processes = 0
+        state = initial_state(e) if state is None else state
+        if after and ledger is None and e.mechanisms is not None:
+            raise PdslError(f"rounds after {after} need the ledger of the earlier rounds; pass it")
+        ledger = e.open_ledger() if ledger is None else ledger
+        for t in range(after + 1, config.rounds + 1):
+            if ledger is not None and e.mechanisms is not None:
+                ledger = ledger.charge(t, e.mechanisms)
+                if not ledger.within_budget:
+                    return
+                publish(ledger)
+            state, metrics = run_round(config, state, trainer.round(t))
+            row = _measure(e, t, state.x, workers)
+            if not math.isfinite(row["consensus"]):
+                raise PdslError(
+                    f"diverged in round {t}: a model has infinite or undefined parameters; try a smaller"
+                    f" algorithm.learning_rate (now {getattr(config.algorithm, 'learning_rate', '?')}) or less noise"
+                )
+            if ledger is not None:
+                row["epsilon"] = finite(ledger.up_to(t).epsilon)
+            result = RoundResult(cast(RoundRecord, {**row, **metrics}), state, ledger)
+            with workers.release_threads():
+                yield result
+
+
+def _measure(e: Experiment, t: int, x: Tensor, workers: Workers) -> RoundRecord:
+    """Traffic, consensus and, in rounds that are evaluated, accuracy and loss."""
+    engine, mean = e.engine, e.engine.mean(x)
+    parts = engine.gather([((engine.messages, engine.bytes, engine.bytes_between_processes), distances(x, mean))])
+    messages, size, across = (sum(sent) for sent in zip(*(sent for sent, _ in parts), strict=True))
+    consensus = fmean(distance for _, apart in parts for distance in apart)
+    engine.messages = engine.bytes = engine.bytes_between_processes = 0
+    row: RoundRecord = {"round": t, "consensus": consensus, "messages": messages, "bytes": size}
+    if len(parts) > 1:
+        row["bytes_between_processes"] = across
+    if t % e.config.evaluate_every == 0 and math.isfinite(consensus):
+        row.update(cast(RoundRecord, evaluate(e, x, mean, workers).as_row()))
+    return row
+
+
+def state_tensors(state: Any) -> dict[str, Tensor]:
+    """A state's tensors by name; inverse of `restore_state`."""
+    if isinstance(state, EMAState):
+        return {EMA_NAME: state.x, **state_tensors(state.state)}
+    return {f.name: getattr(state, f.name) for f in fields(state)}
+
+
+def restore_state(config: Config, tensors: dict[str, Tensor]) -> State:
+    """The state of the config's algorithm from its tensors."""
+    kind: Callable[..., State] = type(config.algorithm.init(torch.zeros(1, 1)))
+    here = {name: tensor.to(config.engine.device) for name, tensor in tensors.items()}
+    if not config.ema_decay:
+        return kind(**here)
+    means = here.pop(EMA_NAME)
+    return EMAState(kind(**here), means)

@@ -1,0 +1,1 @@
+"""Small tools without knowledge of learning: errors, files, random streams, workers, number formats."""

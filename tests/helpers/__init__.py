@@ -1,0 +1,1 @@
+"""Helpers of tests: commands, ranks, organisations, refusals, real data."""

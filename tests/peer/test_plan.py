@@ -1,0 +1,166 @@
+"""Keys, cards, plans and pins, and the refusal of invalid ones."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import tomli_w
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pdsl.peer.identity import VALIDITY, Identity, PeerInfo
+from pdsl.peer.plan import TrainingPlan
+from pdsl.peer.trust_store import TrustStore
+from pdsl.utils.errors import PdslError
+from tests.helpers.organisations import make_organisations, make_plan
+from tests.helpers.refusals import refused
+
+few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def test_a_folder_is_private_to_its_owner(tmp_path: Path) -> None:
+    made = Identity.create(tmp_path / "ada", "ada", "localhost:7443")
+    assert (tmp_path / "ada").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "ada" / "key.pem").stat().st_mode & 0o777 == 0o600
+    assert Identity.load(tmp_path / "ada") == made
+    assert "PRIVATE" not in repr(made)
+    for file, mode in (("key.pem", 0o640), (".", 0o750)):
+        path = tmp_path / "ada" / file
+        before = path.stat().st_mode
+        path.chmod(mode)
+        with refused("open to other"):
+            Identity.load(tmp_path / "ada")
+        path.chmod(before)
+    with refused("already has a key"):
+        Identity.create(tmp_path / "ada", "ada", "localhost:7443")
+
+
+def test_a_key_must_match_its_card(tmp_path: Path) -> None:
+    a, b = make_organisations(tmp_path, 2)
+    (b.folder / "key.pem").write_bytes(a.key)
+    with refused("does not match"):
+        Identity.load(b.folder)
+
+
+def test_card_round_trip(tmp_path: Path) -> None:
+    (a,) = make_organisations(tmp_path, 1)
+    read = PeerInfo.parse(a.card.to_toml().encode(), "card")
+    assert read == a.card and read.fingerprint == a.card.fingerprint
+
+
+def test_a_certificate_that_could_sign_others_is_refused(tmp_path: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ada")])
+    for ca, dns, reason in ((True, "ada", "sign other"), (False, "ben", "not for the name")):
+        certificate = (
+            x509.CertificateBuilder(name, name, key.public_key(), 1, *VALIDITY)
+            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(dns)]), critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        pem = certificate.public_bytes(serialization.Encoding.PEM).decode()
+        with refused(reason):
+            PeerInfo.from_values({"name": "ada", "address": "h:1", "certificate": pem}, "card")
+
+
+def test_plan_round_trip_and_a_changed_digit(tmp_path: Path) -> None:
+    plan = make_plan(make_organisations(tmp_path))
+    text = plan.to_toml()
+    read = TrainingPlan.parse(text.encode(), "plan")
+    assert read == plan and read.hash == plan.hash
+    changed = text.replace("target_epsilon = 8.0", "target_epsilon = 9.0")
+    assert changed != text
+    with refused("hash does not match"):
+        TrainingPlan.parse(changed.encode(), "plan")
+    values = tomllib.loads(text)
+    values["config"]["rounds"] = 4
+    with refused("hash does not match"):
+        TrainingPlan.parse(tomli_w.dumps(values).encode(), "plan")
+
+
+@pytest.mark.parametrize(
+    ("settings_", "reason"),
+    [
+        ({"model": {"name": "os:getcwd"}}, "not built in"),
+        ({"graph": {"kind": "file", "path": "/etc/passwd"}}, "needs no file"),
+        ({"graph": {"agents": 5}}, "4 members"),
+        ({"privacy": {"randomness": "seeded"}}, "randomness=system"),
+        ({"privacy": {"mode": "none"}}, "mode=total"),
+        ({"batch": {"sampler": "fixed"}}, "poisson"),
+    ],
+)
+def test_settings_that_a_plan_refuses(tmp_path: Path, settings_: dict, reason: str) -> None:
+    with refused(reason):
+        make_plan(make_organisations(tmp_path), **settings_)
+
+
+def test_duplicate_members_are_refused(tmp_path: Path) -> None:
+    a, b, *_ = make_organisations(tmp_path)
+    with refused("each card once"):
+        make_plan([a, b, a])
+
+
+@few
+@given(st.data())
+def test_fuzz_damaged_plans_and_cards_are_refused_in_one_line(tmp_path_factory: pytest.TempPathFactory, data) -> None:
+    plan, text = _example(tmp_path_factory)
+    content = bytearray(text.encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(content) - 1))
+        content[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+    for parse in (TrainingPlan.parse, PeerInfo.parse):
+        try:
+            read = parse(bytes(content), "mail")
+        except PdslError as e:
+            assert "\n" not in str(e)
+        else:
+            assert read == plan  # the change was in white space or a comment
+
+
+@few
+@given(st.binary(max_size=300) | st.text(max_size=200).map(str.encode))
+def test_fuzz_any_bytes_are_refused(content: bytes) -> None:
+    for parse in (TrainingPlan.parse, PeerInfo.parse):
+        with pytest.raises(PdslError):
+            parse(content, "mail")
+
+
+def test_deep_and_long_files_are_refused() -> None:
+    for content in (b"a = " + b"[" * 100_000, b"a = " + b"9" * 100_000, b"#" * 2_000_000):
+        with pytest.raises(PdslError):
+            TrainingPlan.parse(content, "mail")
+
+
+def test_two_pins_for_rotation_and_none_after_revocation(tmp_path: Path) -> None:
+    (a,) = make_organisations(tmp_path, 1)
+    pins = TrustStore(tmp_path / "pins")
+    assert pins.certificates("ada") == []
+    pins.add(a.card)
+    pins.add(a.card)
+    assert pins.certificates("ada") == [a.card.certificate]
+    b = Identity.renew(a.folder)
+    assert b.card.fingerprint != a.card.fingerprint and Identity.load(a.folder) == b
+    pins.add(b.card)
+    assert pins.certificates("ada") == [a.card.certificate, b.card.certificate]
+    with refused("remove one first"):
+        pins.add(Identity.renew(a.folder).card)
+    with refused("0 pins"):
+        pins.revoke("0" * 16)
+    assert pins.revoke(a.card.fingerprint[:16]).name == "ada"
+    assert pins.certificates("ada") == [b.card.certificate]
+    pins.revoke(b.card.fingerprint)
+    assert pins.certificates("ada") == []
+
+
+_kept: list[tuple[TrainingPlan, str]] = []
+
+
+def _example(factory: pytest.TempPathFactory) -> tuple[TrainingPlan, str]:
+    if not _kept:
+        plan = make_plan(make_organisations(factory.mktemp("fuzz")))
+        _kept.append((plan, plan.to_toml()))
+    return _kept[0]

@@ -1,0 +1,270 @@
+"""Reports in a real browser: complete, no requests, no errors; tabs, tips, keys and live updates work."""
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import pytest
+
+from pdsl.report import write_report
+from pdsl.report.comparison import name_runs, write_comparison
+from pdsl.report.run_data import read_run
+from pdsl.reproduce import SweepPlan, Task, collect
+from pdsl.reproduce.page import figure_page
+from pdsl.reproduce.paper import settings_of
+from tests.helpers.commands import PATIENCE, SMALL, rows_on_disk, settings, started, wait_for
+from tests.report.test_report import make_run, read_rows, write_rows
+
+pytestmark = pytest.mark.browser
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+if CHROMIUM is None:
+    pytest.skip("Chromium is not installed", allow_module_level=True)
+
+QUIET = [
+    *("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+]
+PARTS = ["learning", "privacy", "contributions", "settings"]
+SCREENS = [(1280, "light"), (390, "dark")]
+
+
+class Tab:
+    """A tab in the browser that records requests and console messages."""
+
+    def __init__(self, browser: "sync_api.Browser", width: int = 1280, scheme: str = "light", scripts: bool = True):
+        self.page = browser.new_page(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, java_script_enabled=scripts
+        )
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+
+    def show(self, file: Path) -> "sync_api.Page":
+        self.page.goto(file.as_uri())
+        assert self.requests == [file.as_uri()]
+        assert self.complaints == []
+        return self.page
+
+    def fits(self) -> bool:
+        """Whether the report is not wider than the screen."""
+        return bool(self.page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
+
+    def drawn(self) -> list[str]:
+        """Labels of the visible figures; each must have marks and a size."""
+        labels = []
+        for figure in self.page.locator('svg[role="img"]:visible').all():
+            box = figure.bounding_box()
+            assert box is not None
+            assert box["width"] > 100
+            assert box["height"] > 50
+            assert figure.locator("path, rect, circle").count() > 2
+            labels.append(figure.get_attribute("aria-label") or "")
+        return labels
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["sync_api.Browser"]:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten agents with ε, and enough rounds that columns of the heat map are means."""
+    run = make_run(tmp_path_factory.mktemp("runs") / "a", M=10, T=70, name="a-ring")
+    write_rows(run, [{**row, "epsilon": row["round"] / 10} for row in read_rows(run)])
+    return run
+
+
+def test_every_figure_of_a_run_is_drawn_and_nothing_is_loaded(browser: "sync_api.Browser", run: Path) -> None:
+    every_figure_is_drawn(browser, run, {"learning": 4, "privacy": 1, "contributions": 4, "settings": 0})
+
+
+@pytest.mark.parametrize(
+    ("M", "valued", "end", "helping"), [(4, False, True, 2), (20, True, False, 5), (250, True, True, 4)]
+)
+def test_and_of_any_other(
+    browser: "sync_api.Browser", tmp_path: Path, M: int, valued: bool, end: bool, helping: int
+) -> None:
+    run = make_run(tmp_path / "run", M=M, T=3, valued=valued, end=end)  # without noise
+    every_figure_is_drawn(browser, run, {"learning": 4, "privacy": 0, "contributions": helping, "settings": 0})
+
+
+def every_figure_is_drawn(browser: "sync_api.Browser", run: Path, expected: dict[str, int]) -> None:
+    """Check the number of figures in each tab."""
+    file = write_report(run)
+    for width, scheme in SCREENS:
+        tab = Tab(browser, width, scheme)
+        page = tab.show(file)
+        seen = {}
+        for name in PARTS:
+            page.locator(f'[role="tab"][data-part="{name}"]').click()
+            assert page.locator(".panel:visible").get_attribute("id") == f"part-{name}"
+            assert page.locator("section:visible").count() > 0
+            assert tab.fits(), (width, name)
+            seen[name] = len(tab.drawn())
+        assert seen == expected
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(16, 20, 26)"
+        assert dark == (scheme == "dark")
+        assert tab.complaints == []
+        page.close()
+
+
+def test_values_are_told_under_the_pointer_and_by_keys(browser: "sync_api.Browser", run: Path) -> None:
+    tab = Tab(browser)
+    page = tab.show(write_report(run))
+    tip = page.locator("#tip")
+    assert not tip.is_visible()
+    rows = read_rows(run)
+    accuracy = page.locator('svg[aria-label^="mean over agents and mean model"]')
+    accuracy.locator(".hit path").nth(34).hover()
+    assert tip.inner_text().startswith(f"round 35\nmean over agents {100 * rows[34]['accuracy']:.3g}")
+
+    page.keyboard.press("Escape")
+    assert not tip.is_visible()
+    accuracy.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert tip.inner_text().startswith("round 2\n")
+    page.keyboard.press("End")
+    assert tip.inner_text().startswith("round 70\n")
+
+    page.locator('[data-part="learning"]').focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".panel:visible").get_attribute("id") == "part-privacy"
+    page.keyboard.press("ArrowRight")
+    heat = page.locator('svg[aria-label^="Shapley values"]')
+    heat.focus()
+    page.keyboard.press("Home")
+    assert tip.inner_text().startswith("0 ← 0\nround 1–2: ")
+    page.keyboard.press("ArrowDown")
+    assert tip.inner_text().startswith("0 ← 1\nround 1–2: ")
+    page.reload()
+    assert page.locator(".panel:visible").get_attribute("id") == "part-contributions"
+    assert tab.complaints == []
+    page.close()
+
+
+def test_without_scripts_all_parts_stand_one_below_another(browser: "sync_api.Browser", run: Path) -> None:
+    tab = Tab(browser, scripts=False)
+    page = tab.show(write_report(run))
+    assert page.locator(".part:visible").all_inner_texts() == ["Learning", "Privacy", "Contributions", "Settings"]
+    assert page.locator('svg[role="img"]:visible').count() == 9
+    assert not page.locator('[role="tablist"]').is_visible()
+    page.close()
+
+
+def test_runs_beside_each_other(browser: "sync_api.Browser", run: Path, tmp_path: Path) -> None:
+    other = make_run(tmp_path / "other", M=4, T=30, name="the other run, whose name is long", valued=False)
+    runs = name_runs([(path, read_run(path)) for path in (run, other)])
+    file = write_comparison(runs, tmp_path / "comparison.html")
+    for width, scheme in SCREENS:
+        tab = Tab(browser, width, scheme)
+        page = tab.show(file)
+        assert len(tab.drawn()) == 4
+        assert tab.fits()
+        page.locator(".hit path").nth(9).hover()
+        told = page.locator("#tip").inner_text().splitlines()
+        assert told[0] == "round 10"
+        assert [line.rsplit(maxsplit=2)[0] for line in told[1:]] == ["a-ring", "the other run, whose name is long"]
+        page.close()
+
+
+def test_on_a_narrow_screen_nothing_covers_another_and_names_stay(browser: "sync_api.Browser", tmp_path: Path) -> None:
+    made = [make_run(tmp_path / name, M=12, T=30, name=name) for name in ("one", "two")]
+    page = Tab(browser, 390).show(write_report(made[0]))
+    titles = page.locator("section:visible h2").all()
+    assert [title.inner_text() for title in titles] == ["Accuracy", "Loss", "Consensus distance", "Sent between agents"]
+    tops = [box["y"] for title in titles if (box := title.bounding_box())]
+    assert tops == sorted(set(tops))  # one below another, in this order
+    page.locator('[data-part="contributions"]').click()
+    names, cells, means = page.locator('svg[aria-label^="Shapley values"]').evaluate(
+        """svg => {
+          const boxes = (marks) => [...marks].map((mark) => mark.getBoundingClientRect());
+          const texts = [...svg.querySelectorAll(".end.small")], named = (text) => text.textContent.includes("←");
+          const cells = svg.querySelectorAll("[data-tip]");
+          return [boxes(texts.filter(named)), boxes(cells), boxes(texts.filter((text) => !named(text)))];
+        }"""
+    )
+    assert len(names) == len(means) == 36
+    assert max(box["right"] for box in names) <= min(box["left"] for box in cells)
+    assert max(box["right"] for box in cells) <= min(box["left"] for box in means)
+    page.close()
+    page = Tab(browser, 390).show(
+        write_comparison(name_runs([(path, read_run(path)) for path in made]), tmp_path / "comparison.html")
+    )
+    name, wide = page.locator(".wide tbody th").first, page.locator(".wide").first
+    before = name.bounding_box()
+    wide.evaluate("table => { table.scrollLeft = 150; }")
+    assert wide.evaluate("table => table.scrollLeft") == 150
+    assert name.bounding_box() == before
+    page.close()
+
+
+def test_the_nine_panels_of_a_figure_lie_as_in_the_paper(browser: "sync_api.Browser", tmp_path: Path) -> None:
+    plan = SweepPlan(Task(), ("fig3",), tuple(settings_of("fig3")), (0,), "pdsl reproduce fig3")
+    file = tmp_path / "fig3.html"
+    file.write_text(figure_page(collect("fig3", plan, tmp_path / "none", {})), encoding="utf-8")
+    for width, columns in ((1280, 3), (390, 1)):
+        tab = Tab(browser, width)
+        panels = tab.show(file).locator(".three section").all()
+        boxes = [box for panel in panels if (box := panel.bounding_box())]
+        assert len(boxes) == 9
+        assert len({box["x"] for box in boxes}) == columns
+        assert len({box["y"] for box in boxes}) == 9 // columns
+        assert tab.fits()
+        tab.page.close()
+
+
+def test_a_run_is_watched_while_it_goes_on(browser: "sync_api.Browser", tmp_path: Path) -> None:
+    run, said, complained = tmp_path / "run", tmp_path / "said", tmp_path / "complained"
+    running = started("run", *settings(*SMALL, "rounds=120"), "--out", run)
+    wait_for(lambda: rows_on_disk(run) > 2)
+    signal_to(running, signal.SIGSTOP)
+    watching = started("watch", run, out=said, err=complained)
+    try:
+        wait_for(lambda: said.exists() and said.read_text().endswith("/\n"))
+        tab = Tab(browser)
+        page = tab.page
+        page.goto(said.read_text().strip())
+        page.locator('[data-part="contributions"]').click()
+        page.evaluate("scrollTo(0, 300)")
+        before = rows_on_disk(run)
+        assert page.locator("progress").get_attribute("value") == str(before)
+
+        signal_to(running, signal.SIGCONT)
+        wait_for(lambda: rows_on_disk(run) > before + 5)
+        signal_to(running, signal.SIGSTOP)
+        page.locator(f'progress[value="{rows_on_disk(run)}"]').wait_for(timeout=PATIENCE * 1000)
+        assert page.locator(".panel:visible").get_attribute("id") == "part-contributions"
+        assert page.evaluate("scrollY") == 300
+
+        signal_to(running, signal.SIGCONT)
+        page.get_by_text("Finished.").wait_for(timeout=PATIENCE * 1000)
+        assert "in 120 rounds" in page.locator("header").inner_text()
+        assert tab.complaints == []
+        assert {url.partition("#")[0] for url in tab.requests} == {said.read_text().strip()}
+
+        signal_to(watching, signal.SIGINT)
+        watching.join(PATIENCE)
+        assert watching.exitcode == 130
+        assert complained.read_text() == ""
+        page.get_by_text("pdsl watch has stopped").wait_for(timeout=PATIENCE * 1000)
+        page.close()
+    finally:
+        running.kill()
+        watching.kill()
+
+
+def signal_to(process: ForkServerProcess, number: signal.Signals) -> None:
+    assert process.pid is not None
+    os.kill(process.pid, number)

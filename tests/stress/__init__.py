@@ -1,0 +1,1 @@
+"""Stress tests, which `make soak` and `make fuzz` run."""
