@@ -66,6 +66,7 @@ def test_private_within_the_budget_and_audited(name: str, tmp_path: Path) -> Non
     assert json.loads(audited.out)["verdict"] == "pass"
 
 
+@pytest.mark.slow
 @every_algorithm
 def test_cut_and_taken_up_it_ends_as_if_never_cut(name: str, tmp_path: Path) -> None:
     changed = ["algorithm.staleness=2"] if name == "dp-dpsgd" else []
@@ -90,6 +91,7 @@ def test_the_list_of_algorithms() -> None:
     assert all(name in shown for name in ALGORITHMS)
 
 
+@pytest.mark.slow
 def test_every_setting_of_every_algorithm_can_be_set() -> None:
     for entry in json.loads(pdsl("algorithms", "--json").out):
         for setting in entry["settings"]:

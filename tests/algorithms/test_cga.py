@@ -212,6 +212,7 @@ def test_a_projection_is_g_and_the_weighted_rows() -> None:
 GRAPH = topology.erdos_renyi(6, 0.5, Streams(2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("projection", "programs"), [("tensor", [2, 4]), ("vector", [6])])
 def test_a_run_is_cga_written_out(projection: Literal["tensor", "vector"], programs: list[int]) -> None:
     """Own gradient plus weighted cross-gradients, momentum, gossip; scipy solves the programs."""

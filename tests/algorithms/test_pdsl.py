@@ -142,6 +142,7 @@ def test_agrees_in_the_papers_own_settings(graph: dict[str, object]) -> None:
     {"graph": {"kind": "star"}, "privacy": {"sigma": None, "noise_multiplier": 0.7}, "model": {"name": "mlp"}},
     {"partition": {"kind": "shards"}, "graph": {"kind": "line", "agents": 5}},
 ], ids=lambda s: next(iter(s)))  # fmt: skip
+@pytest.mark.slow
 def test_agrees_in_other_settings(sections: dict[str, dict[str, object]]) -> None:
     graph = {"kind": "ring", "agents": 4} | sections.get("graph", {})
     compare(experiment(**{**sections, "graph": graph}))
@@ -166,6 +167,7 @@ def test_a_row_does_not_depend_on_how_many_rounds_were_asked_for() -> None:
         assert torch.equal(a.state.x, b.state.x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["exact", "montecarlo", "fast"])
 def test_workers_do_not_change_a_bit(estimator: str) -> None:
     one = list(rounds(experiment(shapley={"estimator": estimator}, engine={"workers": 1})))

@@ -277,6 +277,7 @@ SPARSE = {"kind": "ring", "agents": 6}
 DENSE = {"kind": "full", "agents": 5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", [SPARSE, DENSE], ids=lambda g: g["kind"])
 @pytest.mark.parametrize("algorithm", EVERY + OTHERS, ids=lambda a: a.name)
 def test_as_many_vectors_cross_each_link_as_the_algorithm_says(algorithm: Algorithm, graph: dict[str, object]) -> None:

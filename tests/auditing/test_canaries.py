@@ -18,6 +18,8 @@ from pdsl.auditing.report import Verdict
 from pdsl.privacy import Mechanism
 from pdsl.utils.errors import PdslError
 
+pytestmark = pytest.mark.slow
+
 COUNT = 3_000
 
 
@@ -146,7 +148,6 @@ def test_profiles_are_those_of_the_accountant() -> None:
 # Runs
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -172,7 +173,6 @@ def test_honest_runs_pass(changes: Settings) -> None:
     assert found.epsilon < found.epsilon_95
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [8.0, 4.0, 2.0])
 def test_nearly_half_of_an_honest_claim_is_found(epsilon: float) -> None:
     """With a fifth of the default number of canaries."""
@@ -187,7 +187,6 @@ def test_every_algorithm_can_be_audited(name: str) -> None:
     assert found.positive > found.claim
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_are_refuted(name: str) -> None:
     changes, fault = FAULTS[name]
@@ -202,7 +201,6 @@ def test_faults_are_refuted(name: str) -> None:
         assert canary_finding(found, found.claim).verdict is Verdict.FAIL, found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["poisson", "fixed"])
 def test_half_the_noise_is_refuted_whatever_the_batches(sampler: str) -> None:
     with less_noise(0.5):

@@ -60,6 +60,7 @@ def test_without_json_people_read_it(tmp_path: Path) -> None:
     assert "\x1b" not in outcome.out
 
 
+@pytest.mark.slow
 def test_in_a_terminal_there_is_a_bar_on_stderr(tmp_path: Path) -> None:
     main, terminal = pty.openpty()
     process = started(
@@ -297,6 +298,7 @@ def test_a_model_of_ones_own_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) 
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [3e37, 1e39])  # the models' mean overflows, and the models themselves
 def test_a_run_that_diverges_says_so(rate: float) -> None:
     noise = ["privacy.mode=noise", "privacy.sigma=1", f"algorithm.learning_rate={rate}", "rounds=60"]
@@ -317,6 +319,7 @@ def test_the_installed_command_refuses_in_one_line() -> None:
     assert not everything()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("args", [["config"], ["run", "--json", "--out", "a", *settings(*SMALL, "rounds=1")]])
 def test_output_that_cannot_be_written(args: list[str], tmp_path: Path) -> None:
     process = started(*args, out="/dev/full", err=tmp_path / "err")
@@ -331,6 +334,7 @@ def test_output_that_cannot_be_written(args: list[str], tmp_path: Path) -> None:
 # Interrupted
 
 
+@pytest.mark.slow
 def test_ctrl_c_tells_how_to_go_on(tmp_path: Path) -> None:
     process = started("run", "--json", "--out", "my run", *settings(*SMALL, "rounds=100000"), err=tmp_path / "err")
     wait_for(lambda: rows_on_disk(Path("my run")) > 3)

@@ -89,6 +89,7 @@ def assert_close(found: Tensor, right: Tensor) -> None:
 # The value
 
 
+@pytest.mark.slow
 @cases
 def test_the_chosen_kernel_is_the_fastest_right_one_or_one_that_rounds_every_record_alike(case: Case) -> None:
     """On some machines rounding in narrow layers depends on the position in the batch: a slower kernel is chosen."""
@@ -107,6 +108,7 @@ def test_networks_of_usual_width_use_the_kernel_by_layers(name: str, shape: tupl
     assert choose_kernel(network, normal(2, 9, *shape), torch.arange(9)).name.startswith("layers")
 
 
+@pytest.mark.slow
 @cases
 def test_a_record_has_the_same_gradient_bits_in_any_company(case: Case) -> None:
     """At models and with other records that the choice of the kernel did not try."""

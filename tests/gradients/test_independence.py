@@ -15,6 +15,8 @@ from pdsl.gradients.per_example import LAYERS, RECORDS, VMAPPED
 from pdsl.models.network import Network
 from tests.helpers.refusals import refused
 
+pytestmark = pytest.mark.slow
+
 
 class Base(nn.Module):
     def __init__(self) -> None:
@@ -130,7 +132,6 @@ class CountingLater(Base):
         return x
 
 
-@pytest.mark.slow
 def test_state_that_begins_after_the_trial_ends_the_run() -> None:
     CountingLater.seen = 0
     with refused("keeps state", "before"):

@@ -222,6 +222,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(file), target
 
 
+@pytest.mark.slow
 def test_the_site_builds_and_asks_nobody_else_for_anything(tmp_path: Path) -> None:
     """Every page is on the site; links and headings are right (strict); fonts, scripts and styles are its own."""
     build = pytest.importorskip("mkdocs.commands.build", reason="mkdocs is not installed: pip install '.[docs]'")

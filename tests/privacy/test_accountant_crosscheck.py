@@ -12,6 +12,8 @@ from tests.oracles import digits
 from tests.oracles.losses import epsilon_bounds, one_round_delta
 from tests.oracles.spendings import Point, draw, opacus_epsilon
 
+pytestmark = pytest.mark.slow
+
 ABOVE = 0.005  # relative excess over the true ε, for rates above 0.002
 TINY = [(1.0, 0.02, 1.1e-14), (1.0, 0.02, 5e-14), (1.0, 0.02, 1e-13), (1.0, 0.02, 1e-12), (0.7, 0.1, 3e-14)]
 
@@ -98,7 +100,6 @@ def test_rounds_whose_delta_is_lost_in_rounding_are_left_to_rdp() -> None:
     assert epsilon(spent, 1e-12) == epsilon_rdp(spent, 1e-12) >= epsilon_bounds([(1.1, 0.01, 51)], 1e-12).lower
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("z", "q", "delta"), [(1.0, 0.005, 3.3e-13), (0.7, 0.005, 1e-11)])
 def test_a_curve_at_a_tiny_delta_is_nowhere_less_than_the_lower_bound(z: float, q: float, delta: float) -> None:
     m, at = Mechanism(z, 1.0, 1, rate=q), [1, 2, 4, 8, 16]

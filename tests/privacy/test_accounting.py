@@ -146,6 +146,7 @@ def test_sampled_rounds_have_the_simulated_delta(z: float, q: float, n: int, del
     assert exceeds.mean() == pytest.approx(delta, abs=5 * exceeds.std() / math.sqrt(draws))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("z", "q", "n"), [(2.4, Q, 200), (0.7, 0.1, 50), (1, 0.01, 500), (5, 0.5, 100)])
 def test_our_grid_is_as_good_as_a_fine_one(z: float, q: float, n: int) -> None:
     import dp_accounting  # type: ignore[import-untyped]
@@ -173,6 +174,7 @@ def changed(m: Mechanism, **values: object) -> Mechanism:
     return dataclasses.replace(m, **values)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @few
 @given(MECHANISM, ROUNDS, DELTAS, st.floats(1.01, 3), st.integers(1, 50))
 def test_monotone(m: Mechanism, rounds: int, delta: float, factor: float, more: int) -> None:
@@ -234,6 +236,7 @@ def test_fixed_batches_are_not_amplified(q: float) -> None:
     assert epsilon(((m, 50),), DELTA) == total(2.0, 50, 1.0) > total(2.0, 50, q)
 
 
+@pytest.mark.slow
 @few
 @given(st.floats(0.05, 50), DELTAS, ROUNDS, st.none() | st.floats(0.02, 1), st.integers(1, 3))
 def test_calibrate_and_epsilon_are_inverse(
@@ -251,6 +254,7 @@ def test_calibrate_is_quick(target: float, rounds: int, rate: float) -> None:
     assert time.process_time() - start < 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("z", "q", "steps"), [(2.416, Q, 1), (0.731, Q, 2), (1, 0.01, 1), (30, None, 1), (1.2, 1.0, 3)]
 )
@@ -306,6 +310,7 @@ def test_absurd_targets(target: float) -> None:
         calibrate(target, DELTA, 10, 0.1)
 
 
+@pytest.mark.slow
 def test_targets_out_of_reach() -> None:
     with refused("target_epsilon=0.001", "noise multiplier above 100,000", "try"):
         calibrate(0.001, DELTA, 10**9, 0.9)

@@ -13,6 +13,8 @@ from pdsl.utils.random import SecretStreams, Streams
 from pdsl.utils.workers import Workers
 from tests.oracles.testers import Verdict, gaussian_delta, gaussian_renyi, hockey_stick, renyi
 
+pytestmark = pytest.mark.slow
+
 D = 4
 SIGMA = 0.7  # claimed
 SENSITIVITY = 0.7
@@ -74,7 +76,6 @@ def test_half_the_claimed_noise_is_caught_by_every_tester(workers: Workers) -> N
     assert len(caught(verdicts(private(0.5 * SIGMA, Streams(SEED), workers)))) == 3
 
 
-@pytest.mark.slow
 def test_four_fifths_of_the_claimed_noise_are_caught_with_more_samples(workers: Workers) -> None:
     assert {"hockey-stick", "Rényi 1.5"} <= caught(
         verdicts(private(0.8 * SIGMA, Streams(SEED), workers), samples=32_000)

@@ -100,12 +100,14 @@ def test_going_on_beyond_the_budget_stops_and_says_so(copy: Path) -> None:
     assert "budget" in command("run", "--resume", copy).out
 
 
+@pytest.mark.slow
 def test_a_given_amount_of_noise_stops_at_the_target_too(tmp_path: Path) -> None:
     summary = run(tmp_path / "a", "privacy.noise_multiplier=5", "privacy.target_epsilon=0.2", "rounds=30")
     assert 0 < summary["rounds"] < 30  # type: ignore[operator]
     assert summary["epsilon"] <= 0.2  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_cut_and_resumed_it_spends_the_same(finished: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut"
     process = started("run", "--out", cut, *settings(*PRIVATE))

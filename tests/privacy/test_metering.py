@@ -138,6 +138,7 @@ def test_run_refuses_a_wrong_algorithm_by_import_path_and_leaves_nothing(fault: 
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_ranks_refuse_a_wrong_algorithm_by_import_path_and_say_it_once(tmp_path: Path) -> None:
     name, out = "algorithm.name=tests.privacy.test_metering:ThreeGradients", tmp_path / "run"
     ended(launched(2, "run", "--out", out, "--set", name, "--set", "rounds=2", said=tmp_path), code=2)
@@ -147,6 +148,7 @@ def test_ranks_refuse_a_wrong_algorithm_by_import_path_and_say_it_once(tmp_path:
     assert not out.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [False, True], ids=["messages", "steps"])
 def test_peers_refuse_a_round_with_more_than_the_plan_declares_and_send_nothing(
     steps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

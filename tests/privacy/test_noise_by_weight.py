@@ -22,6 +22,8 @@ from pdsl.training.experiment import Experiment, prepare
 from pdsl.training.trainer import RoundResult, rounds
 from tests.helpers.refusals import refused
 
+pytestmark = pytest.mark.slow
+
 UNEVEN = [topology.star(6), topology.line(5), topology.grid(12), topology.bipartite(10)]
 
 
@@ -105,7 +107,6 @@ def findings(e: Experiment) -> dict[str, Finding]:
     return {finding.check: finding for finding in found}
 
 
-@pytest.mark.slow
 def test_the_audit_passes_it() -> None:
     assert {f.verdict for f in findings(experiment()).values()} == {Verdict.PASS}
 

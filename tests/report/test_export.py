@@ -65,6 +65,7 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert all(f"same ({run})" in html for run in made)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_draw_png(), reason="no resvg-py or no font here, so that no PNG can be drawn")
 def test_every_figure_as_svg_and_png(tmp_path: Path) -> None:
     said = pdsl("report", *runs(tmp_path), "--out", tmp_path / "c.html", "--figures", tmp_path / "f")

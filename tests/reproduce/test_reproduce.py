@@ -22,6 +22,8 @@ from pdsl.sweep.tuning import count_jobs
 from pdsl.utils.errors import PdslError
 from tests.helpers.commands import PATIENCE, pdsl, started, wait_for
 
+pytestmark = pytest.mark.slow
+
 # Two learning rates of which the second diverges, at the middle ε; then the final run at the first ε.
 ONLY = "graph=ring,method=dp-dpsgd,epsilon=1"
 ONE = ("--quick", "--rounds", 4, "--only", ONLY, "--grid", "0.5,1e39", "--processes", 1)
@@ -218,7 +220,6 @@ def test_our_number_stands_beside_the_papers(whole: Whole) -> None:
     assert "pdsl reproduce table1 --quick" in (folder / "kept/total/table1.md").read_text()
 
 
-@pytest.mark.slow
 def test_a_table_uses_kept_cells_where_runs_are_missing(whole: Whole, tmp_path: Path) -> None:
     folder, printed = whole
     keep = tmp_path / "kept"
@@ -242,7 +243,6 @@ def test_a_table_uses_kept_cells_where_runs_are_missing(whole: Whole, tmp_path: 
     pdsl(*other).refused("is damaged")
 
 
-@pytest.mark.slow
 def test_the_same_runs_serve_the_figure(whole: Whole) -> None:
     folder, _ = whole
     before = cells(folder)
@@ -261,7 +261,6 @@ def test_the_same_runs_serve_the_figure(whole: Whole) -> None:
     assert not (folder / "total/fig3-b1.svg").exists()
 
 
-@pytest.mark.slow
 def test_an_interrupted_command_says_how_to_continue(tmp_path: Path) -> None:
     said = tmp_path / "said"
     out = tmp_path / "out"
@@ -274,7 +273,6 @@ def test_an_interrupted_command_says_how_to_continue(tmp_path: Path) -> None:
     assert f"interrupted; to continue in {out}, run the same command again" in said.read_text()
 
 
-@pytest.mark.slow
 def test_a_killed_command_continues_and_ends_with_the_same_table(whole: Whole, tmp_path: Path) -> None:
     process = started("reproduce", "table1", *ONE, "--out", tmp_path)
     wait_for(lambda: bool(cells(tmp_path)))
@@ -285,7 +283,6 @@ def test_a_killed_command_continues_and_ends_with_the_same_table(whole: Whole, t
     assert json.loads(again.out)["tables"] == whole[1]["tables"]
 
 
-@pytest.mark.slow
 def test_a_job_that_another_process_runs_is_skipped(tmp_path: Path) -> None:
     task = Task(quick=True, rounds=4, rates=(0.5,))
     asked = SweepPlan.of("table1", task, "graph=ring,method=dp-dpsgd,epsilon=2", 2)
@@ -302,7 +299,6 @@ def test_a_job_that_another_process_runs_is_skipped(tmp_path: Path) -> None:
     assert run_job(free, tmp_path / CELLS) == score
 
 
-@pytest.mark.slow
 def test_two_commands_share_the_work(tmp_path: Path) -> None:
     command = ("reproduce", "table1", "--quick", "--rounds", 4, "--only", "graph=ring,method=dp-dpsgd,epsilon=2")
     command = (*command, "--seeds", 4, "--grid", "0.5", "--processes", 1, "--out", tmp_path)
@@ -326,7 +322,6 @@ def test_a_run_with_another_default_is_refused(tmp_path: Path) -> None:
         run_job(cell, tmp_path)
 
 
-@pytest.mark.slow
 def test_a_run_from_before_a_setting_existed_is_refused(tmp_path: Path) -> None:
     (cell,) = SweepPlan.of("table1", Task(quick=True, rounds=4, rates=(0.5,)), ONLY, 1).tuning(HERE).finals(0.5)
     assert run_job(cell, tmp_path) is not None

@@ -396,6 +396,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(
     damage: Callable[[Path], object], copy: Path, finished: Path

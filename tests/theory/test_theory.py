@@ -19,6 +19,8 @@ from pdsl.theory.theorem2 import Setting, Step, conditions, corollary_rounds, fo
 from pdsl.topology import bipartite, full, ring
 from tests.helpers.commands import SMALL, pdsl, settings
 
+pytestmark = pytest.mark.slow
+
 HAND = Step(gamma=1.0, alpha=0.5, L=1.0, rho=0.25)
 HAND_SETTING = Setting(C=1.0, sigma=1.0, d=3, zeta=1.0, kappa=1.0, omega_min=0.5, agents=2, rounds=4, excess=8.0)
 shares = st.floats(0.01, 0.99)

@@ -60,6 +60,7 @@ def test_what_they_send() -> None:
     assert torch.equal(sent[others], honest[others])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["label_flip", "gaussian"])
 def test_weights_find_them(kind: str) -> None:
     e = prepare(load(None, [*SMALL, f"attack.{kind}=2", "algorithm.shapley.floor=0.1", "partition.kind=iid"]))

@@ -194,6 +194,7 @@ def test_how_often_a_literal_round_evaluates() -> None:
     assert LiteralRound(10, 4).seconds(evaluation=0.5, gradient=0.25) == 6.0
 
 
+@pytest.mark.slow
 def test_the_benchs_experiment_is_the_papers_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PDSL_DATA", str(real("mnist")))
     e = mnist("full", 20)

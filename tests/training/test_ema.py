@@ -56,6 +56,7 @@ def test_a_state_comes_back_from_its_tensors() -> None:
     assert torch.equal(again.state.u, step.state.state.u)
 
 
+@pytest.mark.slow
 def test_cut_and_taken_up_it_ends_the_same(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", config())
     run(tmp_path / "cut", config(rounds=5, privacy={"mode": "noise", "sigma": 0.05}))
