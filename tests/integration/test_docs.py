@@ -47,7 +47,7 @@ KNOWN = {
     "make docs": "`mkdocs build`, below",
     "python3 -m venv .venv": "Python's own",
     ". .venv/bin/activate": "Python's own",
-    "pip install .": "pip's own",
+    "pip install --constraint constraints.txt .": "pip's own",
     "pip install 'pdsl[figures]'": "pip's own",
     "pip install 'pdsl[tensorboard]'": "pip's own",
     "tensorboard --logdir board": "TensorBoard's own",
