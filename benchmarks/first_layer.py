@@ -18,7 +18,8 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # before another package of this name
 
 from benchmarks.speed.measure import mnist, seconds
-from pdsl.models.network import EVALUATION_BLOCK, channels_last
+from pdsl.models.network import EVALUATION_BLOCK
+from pdsl.utils.inputs import channels_last
 from pdsl.utils.workers import Workers
 
 REPEATS = 41

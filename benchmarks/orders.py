@@ -16,7 +16,7 @@ from pdsl.algorithms import PDSL
 from pdsl.config import validate
 from pdsl.settings import ShapleySettings
 from pdsl.shapley.coalitions import Values, draw_orders, exact, members, monte_carlo
-from pdsl.shapley.valuation import VALUE_FUNCTIONS
+from pdsl.shapley.valuation import value_function
 from pdsl.training.experiment import prepare
 from pdsl.training.trainer import build_trainer, initial_state
 from pdsl.utils.workers import Workers
@@ -37,7 +37,7 @@ def coalition_values(rounds: int, value: str, probe: float) -> Values:
         "privacy": {"target_epsilon": 1.0},
     }
     e = prepare(validate(settings, "orders"))
-    algorithm, (inputs, labels) = e.config.algorithm, (part[:RECORDS] for part in e.validation)
+    algorithm, (inputs, labels) = e.config.algorithm, (e.validation[0][:RECORDS], e.validation[1][:RECORDS])
     assert isinstance(algorithm, PDSL)
     with Workers() as workers:
         parts, state = build_trainer(e, workers), initial_state(e)
@@ -48,7 +48,7 @@ def coalition_values(rounds: int, value: str, probe: float) -> Values:
 
         def worth(mask: int) -> int:
             x = models[members(mask)].mean(0) if mask else state.x[0]
-            return int(VALUE_FUNCTIONS[value].of(e.network.logits(x, inputs), labels))
+            return int(value_function(value, e.task).of(e.network.outputs(x, inputs)[None], labels)[0])
 
         return np.array(workers.map(worth, range(2**MEMBERS)), dtype=np.float64)
 

@@ -20,11 +20,11 @@ from benchmarks.speed.literal import LiteralRound
 from pdsl.algorithms import PDSL
 from pdsl.config import validate
 from pdsl.gradients.clipping import clip_batch, clip_per_sample
-from pdsl.models.network import channels_last
 from pdsl.privacy.discrete_gaussian import sample
 from pdsl.settings import ShapleySettings
 from pdsl.training.experiment import Experiment, prepare
 from pdsl.training.trainer import Trainer, build_trainer, initial_state
+from pdsl.utils.inputs import channels_last
 from pdsl.utils.random import SecretStreams, Streams
 from pdsl.utils.workers import Workers
 
@@ -168,7 +168,7 @@ def _peak_fraction(repeats: int) -> dict[str, float]:
         local = build_trainer(e, workers).local
         inputs, labels = channels_last(e.data.x[:B]), e.data.y[:B]
         kernels: dict[str, tuple[Work, float]] = {
-            "forward": (lambda: e.network.logits(x, e.validation[0]), n * FORWARD),
+            "forward": (lambda: e.network.outputs(x, e.validation[0]), n * FORWARD),
             "gradient": (
                 lambda: clip_per_sample(e.network, x, inputs, labels, 1.0, B, local.kernel),
                 B * GRADIENT,

@@ -35,11 +35,6 @@ def draw_attackers(settings: AttackSettings, agents: int, streams: Streams) -> A
     return dict(zip(order, kinds, strict=True))
 
 
-def flip_labels(labels: Tensor, classes: int) -> Tensor:
-    """Reverse the order of labels: of ten classes, 0 becomes 9 and 1 becomes 8."""
-    return classes - 1 - labels
-
-
 @dataclass(frozen=True)
 class AttackedGradients:
     """Gradients of the agents, where Gaussian attackers send a random vector and free riders send zero."""

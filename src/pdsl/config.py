@@ -21,6 +21,7 @@ from pdsl.settings import (
     PartitionSettings,
     PrivacySettings,
     Section,
+    TaskSettings,
     describe_section,
     flat,
     setting_names,
@@ -44,6 +45,7 @@ class Config(Section):
     partition: PartitionSettings = PartitionSettings()
     graph: GraphSettings = GraphSettings()
     model: ModelSettings = ModelSettings()
+    task: TaskSettings = TaskSettings()
     batch: BatchSettings = BatchSettings()
     algorithm: SerializeAsAny[InstanceOf[Algorithm]] = PDSL()
     privacy: PrivacySettings = PrivacySettings()

@@ -5,7 +5,7 @@ together and reads and writes TOML.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
@@ -102,6 +102,37 @@ class ModelSettings(Section):
         "centred",
         description="cnn models: rms: a record's feature maps have mean square 1; centred: also mean 0; paper: none",
     )
+
+
+Weight = Annotated[float, Field(gt=0)]
+
+
+class TaskSettings(Section):
+    kind: Literal["auto", "multiclass", "binary", "multilabel", "regression", "custom"] = Field(
+        "auto",
+        description="meaning of the targets; auto: float targets are regression, integers classes (binary if the model"
+        " has one output), several integers per record labels",
+    )
+    loss: str | None = Field(
+        None, description="custom: package.module:function of (outputs, targets), one loss per record"
+    )
+    metric: str | None = Field(None, description="one more metric: package.module:function of (outputs, targets)")
+    class_weights: Literal["public"] | tuple[Weight, ...] | dict[str, Weight] | None = Field(
+        None, description="weight of each class in the loss, by number or name; public: balanced by counts in Q"
+    )
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of a target spread over all classes")
+    huber: float | None = Field(
+        None, gt=0, description="regression: error above which the loss is linear; default squared error"
+    )
+    standardise_targets: bool = Field(
+        True, description="regression: the model predicts (target - mean) / deviation, both taken from Q"
+    )
+
+    @model_validator(mode="after")
+    def _check_loss(self) -> "TaskSettings":
+        if (self.kind == "custom") != (self.loss is not None):
+            raise ValueError("kind 'custom' needs loss, and loss needs kind 'custom'; set both")
+        return self
 
 
 class BatchSettings(Section):

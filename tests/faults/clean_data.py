@@ -282,7 +282,7 @@ def training_loss_in_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = trainer._measure
 
     def row(e: Any, t: int, x: Tensor, workers: Workers) -> Values:
-        loss = nn.functional.cross_entropy(e.network.logits(x[0], e.data.x), e.data.y)
+        loss = nn.functional.cross_entropy(e.network.outputs(x[0], e.data.x), e.data.y)
         return honest(e, t, x, workers) | {"training_loss": float(loss)}
 
     substitute(monkeypatch, trainer, "_measure", row)
@@ -294,7 +294,7 @@ def training_loss_under_a_known_name(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = trainer._measure
 
     def row(e: Any, t: int, x: Tensor, workers: Workers) -> Values:
-        loss = nn.functional.cross_entropy(e.network.logits(x[0], e.data.x), e.data.y)
+        loss = nn.functional.cross_entropy(e.network.outputs(x[0], e.data.x), e.data.y)
         return honest(e, t, x, workers) | {"loss_min": float(loss)}
 
     substitute(monkeypatch, trainer, "_measure", row)
@@ -326,7 +326,7 @@ def stopped_by_the_private_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     def stopping(e: Any, *of: Any, **also: Any) -> Iterator[Any]:
         for step in honest(e, *of, **also):
             yield step
-            logits = e.network.logits(step.state.x[0], e.data.x)
+            logits = e.network.outputs(step.state.x[0], e.data.x)
             if step.t >= 6 and float(nn.functional.cross_entropy(logits, e.data.y)) < 50:
                 return
 

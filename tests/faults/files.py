@@ -169,7 +169,7 @@ def training_loss_as_the_summarys_loss(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def summarise(result: Any) -> Values:
         e = result.experiment
-        loss = nn.functional.cross_entropy(e.network.logits(result.state.x[0], e.data.x), e.data.y)
+        loss = nn.functional.cross_entropy(e.network.outputs(result.state.x[0], e.data.x), e.data.y)
         return honest(result) | {"loss": float(loss)}
 
     substitute(monkeypatch, results, "summarise", summarise)
@@ -183,7 +183,7 @@ def training_loss_in_the_summary(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def summarise(result: Any) -> Values:
         e = result.experiment
-        loss = nn.functional.cross_entropy(e.network.logits(result.state.x[0], e.data.x), e.data.y)
+        loss = nn.functional.cross_entropy(e.network.outputs(result.state.x[0], e.data.x), e.data.y)
         return honest(result) | {"training_loss": float(loss)}
 
     substitute(monkeypatch, results, "summarise", summarise)

@@ -193,6 +193,6 @@ def teacher_that_sees_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = independence.choose_kernel
 
     def choose(*of: Any) -> Kernel:
-        return replace(honest(*of), logits=per_example._logits_of_batch)
+        return replace(honest(*of), outputs=per_example._outputs_of_batch)
 
     substitute(monkeypatch, trainer, "choose_kernel", choose)

@@ -17,9 +17,10 @@ from pdsl.data import Batches
 from pdsl.gradients.clipping import LocalGradients, clip_batch, clip_factors, clip_per_sample, row_digests
 from pdsl.gradients.independence import choose_kernel
 from pdsl.gradients.per_example import LAYERS, RECORDS, VMAPPED, Kernel, PerRecord
-from pdsl.models.network import Network, channels_last
+from pdsl.models.network import Network
 from pdsl.models.zoo import MODELS
 from pdsl.settings import BatchSettings, ModelSettings
+from pdsl.utils.inputs import channels_last
 from pdsl.utils.random import Streams
 from pdsl.utils.workers import Workers
 from tests.helpers.awkward_models import (

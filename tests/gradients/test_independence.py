@@ -157,8 +157,8 @@ def test_mixing_that_passes_detection_does_not_mix_since_records_are_given_one_a
     joined = torch.cat([inputs, strange]), torch.cat([labels, labels[:1]])
     with_it = clip_per_sample(network, x, *joined, 1.0, 1.0, kernel)
     assert (with_it - without).norm() <= 1 + 1e-9
-    alone = kernel.logits(network, x, joined[0])
-    assert torch.allclose(alone[:40], kernel.logits(network, x, inputs))
+    alone = kernel.outputs(network, x, joined[0])
+    assert torch.allclose(alone[:40], kernel.outputs(network, x, inputs))
 
 
 def hooked() -> nn.Module:

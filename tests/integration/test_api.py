@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 import pdsl
 from pdsl.config import load
-from pdsl.models.network import accuracy
+from pdsl.metrics import accuracy
 from tests.helpers.commands import pdsl as command
 from tests.helpers.refusals import refused
 
@@ -57,9 +57,9 @@ def test_it_learns(result: pdsl.Result) -> None:
 
 def test_every_model_is_the_one_that_was_measured(result: pdsl.Result) -> None:
     inputs, labels = result.experiment.test
-    each = [accuracy(model(inputs), labels) for model in result.models]
+    each = [accuracy(model(inputs).argmax(-1), labels) for model in result.models]
     assert each == result.summary["accuracy_per_agent"]
-    assert accuracy(result.model(inputs), labels) == result.accuracy_of_mean
+    assert accuracy(result.model(inputs).argmax(-1), labels) == result.accuracy_of_mean
     assert all(type(model) is nn.Linear for model in result.models)
     mean = torch.stack([model.weight for model in result.models]).mean(0)  # type: ignore[misc]
     assert torch.allclose(result.model.weight, mean)  # type: ignore[arg-type]
@@ -211,7 +211,7 @@ def test_the_saved_model_loads_into_the_callers_own(tmp_path: Path) -> None:
     again = Tied()
     again.load_state_dict(load_file(found.save(tmp_path / "a") / "model.safetensors"))
     inputs, labels = found.experiment.test
-    assert accuracy(again(inputs), labels) == found.accuracy_of_mean
+    assert accuracy(again(inputs).argmax(-1), labels) == found.accuracy_of_mean
     assert torch.equal(again(inputs), found.model(inputs))
 
 

@@ -4,6 +4,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,11 +13,14 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from pdsl.config import Config, validate
 from pdsl.data import Data
-from pdsl.models.network import EVALUATION_BLOCK, Network, Replica, accuracy, channels_last
+from pdsl.metrics import accuracy
+from pdsl.models.network import EVALUATION_BLOCK, Network, Replica
 from pdsl.models.zoo import MODELS, Centred, Flatten, MaxPool, RMSNorm, Tanh, build
 from pdsl.settings import ModelSettings
+from pdsl.tasks import MultiClass
 from pdsl.training.experiment import prepare
 from pdsl.training.trainer import rounds
+from pdsl.utils.inputs import channels_last
 from pdsl.utils.random import Streams
 from pdsl.utils.workers import Workers
 from tests.helpers.refusals import refused
@@ -28,7 +32,7 @@ def built(
     name: str, shape: torch.Size, classes: int = 10, seed: int = 0, data: str = "npz", **more: object
 ) -> nn.Module:
     settings = ModelSettings.model_validate({"name": name, **more})
-    return build(settings, data, shape, classes, Streams(seed))
+    return build(settings, data, torch.zeros(1, *shape), classes, Streams(seed))
 
 
 def normal(seed: int, *shape: int) -> Tensor:
@@ -189,7 +193,7 @@ def test_widths_must_be_positive() -> None:
 
 def test_accuracy_is_the_share_of_right_answers() -> None:
     logits = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]])
-    assert accuracy(logits, torch.tensor([1, 1, 1, 0])) == 0.75
+    assert accuracy(logits.argmax(-1), torch.tensor([1, 1, 1, 0])) == 0.75
 
 
 # Initialisation
@@ -199,7 +203,7 @@ def test_the_last_layer_starts_at_zero() -> None:
     for name in MODELS:
         network = Network(built(name, CIFAR))
         images = torch.randn(3, *CIFAR)
-        assert torch.equal(network.logits(network.initial_parameters(), images), torch.zeros(3, 10))
+        assert torch.equal(network.outputs(network.initial_parameters(), images), torch.zeros(3, 10))
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "softmax"])  # which is its last layer
@@ -279,18 +283,19 @@ class Lambda(nn.Module):
 @pytest.mark.parametrize(("module", "parts"), [
     (nn.Linear(4, 2), ["(2,)", "3 classes"]),
     (nn.Linear(5, 3), ["records of shape (4,)"]),
-    (Lambda(lambda y: y.sum(1)), ["3 classes"]),
+    (Lambda(lambda y: y.sum(1)), ["()", "3 classes"]),
     (Lambda(lambda y: y[:, None]), ["(1, 3)", "3 classes"]),
-    (Lambda(lambda y: (y, y)), ["records of shape (4,)"]),
+    (Lambda(lambda y: {"scores": y}), ["returns a dict", "logits"]),
+    (Lambda(lambda y: y[:1]), ["[1, 3]", "a row per record"]),
     (Lambda(lambda y: y[:, :, :, 0]), ["records of shape (4,)"]),
-], ids=["too few scores", "other inputs", "a number", "a matrix", "a tuple", "an index error"])  # fmt: skip
+], ids=["few scores", "other inputs", "a number", "a matrix", "a mapping", "one row", "an index error"])  # fmt: skip
 def test_a_model_that_does_not_fit_the_data_is_refused(module: nn.Module, parts: list[str]) -> None:
     with refused(*parts):
-        Network(module).check(normal(1, 5, 4), classes=3)
+        Network(module, task=MultiClass(outputs=3)).check(normal(1, 5, 4), torch.zeros(5, dtype=torch.int64))
 
 
 def test_a_model_may_have_more_scores_than_classes() -> None:
-    Network(nn.Linear(4, 7)).check(normal(1, 5, 4), classes=3)
+    Network(nn.Linear(4, 7), task=MultiClass(outputs=3)).check(normal(1, 5, 4), torch.zeros(5, dtype=torch.int64))
 
 
 def test_parameters_that_cannot_be_trained_are_refused() -> None:
@@ -303,10 +308,27 @@ def test_parameters_that_cannot_be_trained_are_refused() -> None:
     for lazy in (nn.LazyLinear(3), nn.LazyBatchNorm1d(), nn.LazyBatchNorm1d(affine=False)):
         with refused("lazy", "run it once"):
             Network(nn.Sequential(nn.Linear(4, 3), lazy))
-    frozen = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
-    frozen[0].weight.requires_grad_(False)
-    with refused("frozen", "register_buffer"):
-        Network(frozen)
+    with refused("no parameters", "frozen"):
+        Network(nn.Linear(4, 3).requires_grad_(False))
+
+
+def test_frozen_parameters_are_not_in_the_vector() -> None:
+    module = seeded(lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)))
+    module[0].requires_grad_(False)
+    network = Network(module)
+    assert network.num_parameters == 4 * 3 + 3
+    assert [name for name, _ in network.shapes()] == ["1.weight", "1.bias"]
+    again = network.to_module(torch.zeros(15))
+    assert torch.equal(again[0].weight, module[0].weight)
+    assert not again[1].weight.any()
+
+
+@pytest.mark.parametrize("wrap", [lambda y: y, lambda y: (y, None), lambda y: [y], lambda y: {"logits": y},
+                                  lambda y: SimpleNamespace(logits=y)])  # fmt: skip
+def test_an_output_may_be_a_tensor_or_hold_logits(wrap: Callable[[Tensor], object]) -> None:
+    x = torch.arange(12.0)
+    inputs = normal(1, 5, 4)
+    assert torch.equal(Network(Lambda(wrap)).outputs(x, inputs), inputs @ x.view(4, 3))
 
 
 # BatchNorm
@@ -365,7 +387,7 @@ def test_batch_norm_takes_the_statistics_of_the_batch_at_hand() -> None:
     h = linear(inputs)
     h = (h - h.mean(0)) / (h.var(0, unbiased=False) + 1e-5).sqrt()
     network = Network(module)
-    torch.testing.assert_close(network.logits(network.initial_parameters(), inputs), last(tanh(h)).detach())
+    torch.testing.assert_close(network.outputs(network.initial_parameters(), inputs), last(tanh(h)).detach())
 
 
 # The flat vector
@@ -399,14 +421,14 @@ def test_a_shared_parameter_is_one_parameter() -> None:
     loaded = network.replica().load(x)
     assert loaded[0].weight is loaded[1].weight
     vector_to_parameters(x, module.parameters())
-    torch.testing.assert_close(network.logits(x, normal(2, 3, 4)), module(normal(2, 3, 4)).detach())
+    torch.testing.assert_close(network.outputs(x, normal(2, 3, 4)), module(normal(2, 3, 4)).detach())
 
 
 def test_the_users_module_is_left_alone() -> None:
     module = nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace=True), nn.BatchNorm1d(6), nn.Linear(6, 3))
     before = {name: value.clone() for name, value in module.state_dict().items()}
     network = Network(module)
-    network.logits(normal(1, network.num_parameters), normal(2, 5, 4))
+    network.outputs(normal(1, network.num_parameters), normal(2, 5, 4))
     assert module.training
     assert module[1].inplace
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
@@ -418,7 +440,7 @@ def test_logits_are_the_modules_in_evaluation_mode(n: int) -> None:
     network = Network(module)
     x = normal(1, network.num_parameters)
     vector_to_parameters(x, module.parameters())
-    logits = network.logits(x, inputs)
+    logits = network.outputs(x, inputs)
     assert not logits.requires_grad
     torch.testing.assert_close(logits, module.eval()(inputs).detach())
 
@@ -431,16 +453,16 @@ def test_a_module_comes_out_as_it_went_in() -> None:
     x, inputs = normal(1, network.num_parameters), normal(2, 5, 4)
     module = network.to_module(x)
     assert torch.equal(parameters_to_vector(module.parameters()), x)
-    torch.testing.assert_close(module(inputs).detach(), network.logits(x, inputs))
+    torch.testing.assert_close(module(inputs).detach(), network.outputs(x, inputs))
     vector_to_parameters(torch.zeros(network.num_parameters), module.parameters())  # stands alone
-    assert network.logits(x, inputs).any()
+    assert network.outputs(x, inputs).any()
 
 
 def test_logits_from_several_threads_are_those_from_one() -> None:
     network, inputs = Network(built("digits-cnn", DIGITS)), normal(4, 30, *DIGITS)
     x = normal(5, 40, network.num_parameters)
-    serial = [network.logits(row, inputs) for row in x]
+    serial = [network.outputs(row, inputs) for row in x]
     with Workers(4) as workers:
         for _ in range(3):
-            parallel = workers.map(lambda row: network.logits(row, inputs), x)
+            parallel = workers.map(lambda row: network.outputs(row, inputs), x)
             assert all(torch.equal(a, b) for a, b in zip(parallel, serial, strict=True))

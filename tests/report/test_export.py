@@ -152,7 +152,7 @@ def test_tensorboard_reads_every_row_once(tmp_path: Path) -> None:
     assert pdsl("run", "--resume", run, "--set", "rounds=4", "--tensorboard", folder).code == 0
     read = accumulator.EventAccumulator(str(folder)).Reload()
     rows = read_rows(run)
-    assert set(read.Tags()["scalars"]) == set(rows[0]) - {"round", "messages", "shapley"}
+    assert set(read.Tags()["scalars"]) == set(rows[0]) - {"round", "messages", "shapley", "per_agent"}
     for name in ("accuracy", "loss", "loss_max", "consensus", "bytes"):
         points = [(event.step, event.value) for event in read.Scalars(name)]
         assert points == [(row["round"], pytest.approx(row[name], rel=1e-6)) for row in rows]

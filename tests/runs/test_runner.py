@@ -21,7 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from pdsl.config import load
-from pdsl.models.network import accuracy
+from pdsl.metrics import accuracy
 from pdsl.models.zoo import build as build_model
 from pdsl.runs import runner
 from pdsl.runs.checkpoints import Checkpoint
@@ -84,13 +84,13 @@ def test_what_a_run_leaves_behind(finished: Path) -> None:
 
 def test_the_saved_model_has_the_accuracy_of_the_summary(finished: Path) -> None:
     e = prepare(load(finished / "config.toml"))
-    module = build_model(e.config.model, e.data.name, e.data.x.shape[1:], e.data.classes, Streams(99))
+    module = build_model(e.config.model, e.data.name, e.data.x, e.data.classes, Streams(99))
     module.load_state_dict(load_file(finished / "model.safetensors"))
     inputs, labels = e.test
     summary = json.loads((finished / "summary.json").read_text())
-    assert accuracy(module(inputs), labels) == summary["accuracy_of_mean"]
+    assert accuracy(module(inputs).argmax(-1), labels) == summary["accuracy_of_mean"]
     x = load_file(finished / "checkpoint" / f"round-{T:06d}.safetensors")["x"]
-    each = [accuracy(e.network.logits(row, inputs), labels) for row in x]
+    each = [accuracy(e.network.outputs(row, inputs).argmax(-1), labels) for row in x]
     assert each == summary["accuracy_per_agent"]
     assert sum(each) / len(each) == summary["accuracy"]
 

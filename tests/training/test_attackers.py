@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from pdsl.attacks import draw_attackers, flip_labels
+from pdsl.attacks import draw_attackers
 from pdsl.config import load
 from pdsl.settings import AttackSettings
+from pdsl.tasks import MultiClass
 from pdsl.training.experiment import prepare
 from pdsl.training.trainer import build_trainer, rounds
 from pdsl.utils.errors import PdslError
@@ -30,7 +31,7 @@ def test_more_than_there_are_agents() -> None:
 
 
 def test_labels_are_turned_around() -> None:
-    assert flip_labels(torch.tensor([0, 1, 9, 4]), 10).tolist() == [9, 8, 0, 5]
+    assert MultiClass(outputs=10).flip(torch.tensor([0, 1, 9, 4])).tolist() == [9, 8, 0, 5]
     e = prepare(load(None, [*SMALL, "attack.label_flip=2"]))
     with Workers(1) as workers:
         local = build_trainer(e, workers).local

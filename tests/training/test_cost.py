@@ -37,7 +37,7 @@ class Counted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.evaluations: list[int] = []
         self.gradients: list[int] = []
-        logits, on = Network.logits, LocalGradients.on
+        logits, on = Network.outputs, LocalGradients.on
 
         def counted_logits(network: Network, x: Tensor, inputs: Tensor) -> Tensor:
             self.evaluations.append(len(inputs))
@@ -47,7 +47,7 @@ class Counted:
             self.gradients.append(len(labels))
             return on(local, x, inputs, labels, divisor)
 
-        monkeypatch.setattr(Network, "logits", counted_logits)
+        monkeypatch.setattr(Network, "outputs", counted_logits)
         monkeypatch.setattr(LocalGradients, "on", counted_on)
 
     def look(self) -> tuple[int, int]:
@@ -180,9 +180,9 @@ def test_the_literal_network_is_ours() -> None:
     plain = plain_mnist_cnn()
     x_plain = by_channels(x)
     assert literal.evaluate(plain, x_plain, images, labels) == pytest.approx(
-        float((ours.logits(x, images).argmax(-1) == labels).double().mean())
+        float((ours.outputs(x, images).argmax(-1) == labels).double().mean())
     )
-    torch.testing.assert_close(plain(images), ours.logits(x, images), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(plain(images), ours.outputs(x, images), rtol=1e-4, atol=1e-5)
     assert literal.gradient(plain, x_plain, images, labels).shape == (ours.num_parameters,)
 
 

@@ -14,6 +14,7 @@ from pdsl.privacy import Noise, Release
 from pdsl.privacy.metering import Meter
 from pdsl.settings import Section
 from pdsl.shapley.valuation import Validation
+from pdsl.tasks import Task
 from pdsl.topology import Graph
 from pdsl.utils.errors import PdslError
 from pdsl.utils.random import Streams
@@ -99,6 +100,9 @@ class Algorithm(Section, Generic[StateT]):
 
     def check(self, members: int) -> None:
         """Raise PdslError if the algorithm cannot handle a neighbourhood of this many members."""
+
+    def check_task(self, task: Task) -> None:
+        """Raise PdslError if the algorithm cannot handle the task."""
 
     def sends(self, graph: Graph, noise_multiplier: float) -> int:
         """Number of vectors sent to each neighbour in a round."""

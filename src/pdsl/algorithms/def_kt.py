@@ -14,6 +14,8 @@ from torch import Tensor
 from pdsl.algorithms.base import Algorithm, Metrics, Round
 from pdsl.algorithms.base import Models as State
 from pdsl.privacy import Release
+from pdsl.tasks import MultiClass, Task
+from pdsl.utils.errors import PdslError
 
 
 class DefKT(Algorithm[State]):
@@ -46,6 +48,13 @@ class DefKT(Algorithm[State]):
             others = [e for e in range(a, b) if r.engine.sender[e] != i]
             chosen.append(others[int(r.streams.generator("partner", i, r.t).integers(len(others)))])
         return torch.tensor(chosen)
+
+    def check_task(self, task: Task) -> None:
+        if not isinstance(task, MultiClass):
+            raise PdslError(
+                f"algorithm def-kt distils class probabilities, so it needs a multiclass task, not {task.kind}; choose"
+                " another algorithm"
+            )
 
     def releases(self, members: int) -> Release:
         return Release(messages=2, steps=self.local_steps)  # gradients of two models on one batch

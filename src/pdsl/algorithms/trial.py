@@ -16,6 +16,7 @@ from pdsl.privacy.metering import Meter, MeteredEngine, MeteredGradients, Metere
 from pdsl.shapley.valuation import Validation
 from pdsl.topology import Graph
 from pdsl.utils.errors import PdslError
+from pdsl.utils.inputs import Inputs
 from pdsl.utils.random import Streams
 from pdsl.utils.workers import Workers
 
@@ -43,7 +44,7 @@ def check_algorithm(
     algorithm: Algorithm,
     graph: Graph,
     network: Network,
-    public: tuple[Tensor, Tensor],
+    public: tuple[Inputs, Tensor],
     releases: Sequence[Release],
 ) -> None:
     """Run one step; raise PdslError if it does not return (state, metrics), or sends other than the declared messages.
@@ -59,7 +60,7 @@ def check_algorithm(
     _check_state(where, "init", state, x0)
     meter = Meter(algorithm.name, TRIAL_ROUND, dict(enumerate(releases)))
     with Workers(1) as workers:
-        inputs, labels = (tensor[:TRIAL_RECORDS].to(network.device) for tensor in public)
+        inputs, labels = public[0][:TRIAL_RECORDS].to(network.device), public[1][:TRIAL_RECORDS].to(network.device)
         streams, engine = Streams(0), LocalEngine(graph)
         trial = Round(
             t=TRIAL_ROUND,

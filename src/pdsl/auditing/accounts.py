@@ -8,20 +8,19 @@ from statistics import fmean
 from typing import Any
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from pdsl.auditing.replay import Message, Replay
 from pdsl.auditing.report import Finding, Verdict, conclude
 from pdsl.privacy import Ledger, Mechanism, Noise
 from pdsl.training.experiment import Experiment
 from pdsl.training.records import RoundRecord
+from pdsl.training.trainer import initial_models
 from pdsl.utils.format import format_epsilon
 
 MAX_BELOW = 0.003  # share by which a stated ε may lie below the audit's, which uses a coarser grid
 KNOWN_FIELDS = {  # of a row, besides the algorithm's metrics
-    "round", "consensus", "messages", "bytes", "bytes_between_processes", "epsilon", "accuracy", "accuracy_min",
-    "accuracy_max", "accuracy_of_mean", "loss", "loss_min", "loss_max", "seconds", "waited", "present", "shortened",
-    "lost", "absent",
+    "round", "consensus", "messages", "bytes", "bytes_between_processes", "epsilon", "per_agent", "seconds", "waited",
+    "present", "shortened", "lost", "absent",
 }  # fmt: skip
 
 
@@ -172,7 +171,8 @@ def check_rows(e: Experiment, replayed: Replay, rows: Sequence[RoundRecord]) -> 
     """Check that replayed rounds reproduce the rows, so the run used this noise, and that all fields are known."""
     problems = list(replayed.problems)
     metrics = {name for r in replayed.rounds for name in r.metrics}
-    unknown = {name for row in rows for name in row} - KNOWN_FIELDS - metrics
+    measured = set(evaluate_models(e, initial_models(e)))
+    unknown = {name for row in rows for name in row} - KNOWN_FIELDS - metrics - measured
     if unknown:
         problems.append(f"rows have an unknown field {min(unknown)}, which may be computed from private records")
     compared = 0
@@ -190,20 +190,21 @@ def check_rows(e: Experiment, replayed: Replay, rows: Sequence[RoundRecord]) -> 
 
 
 def evaluate_models(e: Experiment, x: Tensor) -> dict[str, float]:
-    """Accuracies and losses of the agents' models and of their mean on the test set."""
-    inputs, labels = e.test
+    """Headline metric and losses of the agents' models and of their mean on the test set."""
+    (inputs, targets), task, m = e.test, e.task, e.task.metric
     models = [*x, x.double().mean(0).to(x.dtype)]
-    outputs = [e.network.logits(row, inputs.to(row.device)).double().cpu() for row in models]
-    right = [float((out.argmax(1) == labels).double().mean()) for out in outputs]
-    losses = [float(cross_entropy(out, labels)) for out in outputs[:-1]]
-    if not math.isfinite(math.fsum(losses)):
-        return {}
-    own = right[:-1]
+    outputs = [e.network.outputs(row, inputs.to(row.device)).double().cpu() for row in models]
+    scores = [task.score(out, targets) for out in outputs]
+    losses = [float(task.losses(out, targets).mean()) for out in outputs[:-1]]
+    extra = [task.extra_metrics(out, targets) for out in outputs[:-1]]
+    own = scores[:-1]
     return {
-        "accuracy": fmean(own),
-        "accuracy_min": min(own),
-        "accuracy_max": max(own),
-        "accuracy_of_mean": right[-1],
+        **{name: fmean(values[name] for values in extra) for name in extra[0]},
+        **{f"{m}_per_agent.{n}": score for n, score in enumerate(own)},
+        m: fmean(own),
+        f"{m}_min": min(own),
+        f"{m}_max": max(own),
+        f"{m}_of_mean": scores[-1],
         "loss": fmean(losses),
         "loss_min": min(losses),
         "loss_max": max(losses),
@@ -212,10 +213,14 @@ def evaluate_models(e: Experiment, x: Tensor) -> dict[str, float]:
 
 def wrong_metrics(e: Experiment, x: Tensor, stated: Mapping[str, Any], where: str) -> list[str]:
     """Differences between stated and recomputed accuracies and losses on the test set."""
+    each = stated.get("per_agent") or stated.get(f"{e.task.metric}_per_agent") or []
+    flat = {**stated, **{f"{e.task.metric}_per_agent.{n}": value for n, value in enumerate(each)}}
     return [
-        f"{where} states {name} = {stated[name]:.6g}, on the test set it is {value:.6g}"
+        f"{where} states {name} = {flat[name]:.6g}, on the test set it is {value:.6g}"
         for name, value in evaluate_models(e, x).items()
-        if stated.get(name) is not None and not math.isclose(value, stated[name], rel_tol=1e-3, abs_tol=2e-3)
+        if flat.get(name) is not None
+        and math.isfinite(value)
+        and not math.isclose(value, flat[name], rel_tol=1e-3, abs_tol=2e-3)
     ]
 
 

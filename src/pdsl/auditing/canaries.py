@@ -34,6 +34,7 @@ from pdsl.training.experiment import Experiment
 from pdsl.training.trainer import Trainer, build_trainer, initial_models
 from pdsl.utils.errors import PdslError
 from pdsl.utils.format import format_epsilon
+from pdsl.utils.inputs import Inputs, tensors_of
 from pdsl.utils.random import KEY_BYTES, SecretStreams, Streams
 from pdsl.utils.types import JsonDict
 from pdsl.utils.workers import Workers
@@ -196,9 +197,8 @@ def _with_canaries(trainer: Trainer, agent: int, places: Places, coins: Coins, n
         marks = np.pad(np.where(coins, marks, -marks), (0, int(e.batches.divisor(agent)) - len(marks)))
     else:
         marks = marks[coins]
-    inputs = local.inputs[agent].new_zeros(len(marks), *local.inputs[agent].shape[1:])
-    inputs.flatten(1)[:, 0] = torch.from_numpy(marks).to(inputs)
-    labels = local.labels[agent].new_zeros(len(marks))
+    inputs = torch.from_numpy(marks)[:, None].float().to(e.network.device)  # the kernel reads the index only
+    labels = local.labels[agent].new_zeros(len(marks), *local.labels[agent].shape[1:])
     sizes = [len(marks) if i == agent else 0 for i in range(e.graph.agents)]
     return replace(
         trainer,
@@ -227,14 +227,14 @@ def _streams(streams: Streams, n: int) -> Streams:
 def _kernel(places: Tensor) -> Kernel:
     """Kernel of the canaries' gradients: each along its coordinate, and so long that the run clips it."""
 
-    def run(network: Network, x: Tensor, inputs: Tensor, targets: Tensor) -> list[PerRecord]:
-        marks = inputs.flatten(1)[:, 0].long()  # a canary's first number is its index
+    def run(network: Network, x: Tensor, inputs: Inputs, targets: Tensor) -> list[PerRecord]:
+        marks = tensors_of(inputs)[0][:, 0].long()  # a canary's first number is its index
         length = NORM * _signs(x[None])[0] * marks.sign().double()
         at = places[(marks.abs() - 1).clamp(min=0)]
         zero = torch.zeros_like(x, dtype=torch.float64)
         return [PerRecord(length.square(), lambda factors, dropped: zero.clone().index_add_(0, at, factors * length))]
 
-    return Kernel("canaries", 4096, 1, run, lambda network, x, inputs: network.logits(x, inputs))
+    return Kernel("canaries", 4096, 1, run, lambda network, x, inputs: network.outputs(x, inputs))
 
 
 def _signs(x: Tensor) -> list[int]:

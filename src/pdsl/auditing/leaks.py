@@ -10,6 +10,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,11 @@ from pdsl.auditing.report import Finding, Verdict, conclude
 from pdsl.data.validation import row_bytes
 from pdsl.privacy.seal import tensors_digest
 from pdsl.runs.checkpoints import NAME
+from pdsl.tasks import CustomTask
 from pdsl.training.experiment import Experiment, prepare
 from pdsl.training.trainer import Trainer, initial_models, initial_state, state_tensors
 from pdsl.utils.errors import PdslError
+from pdsl.utils.inputs import Inputs, concat, negated, same, tensors_of
 
 MAX_OTHER = 6  # rounds replayed with other records
 MIN_MOVED = 0.9  # share of all model parameters that other noise must change
@@ -44,7 +47,7 @@ OWNER_FILES = ("owner.json", "secret.key", "report-owner.html")
 KNOWN_FIELDS: dict[str, set[str]] = {  # of files that others may read; an unknown field may depend on records
     "setup.json": {
         "agents", "edges", "parameters", "spectral_gap", "graph", "data", "validation", "test", "sigma", "attackers",
-        "name", "agent", "names", "plan",
+        "name", "agent", "names", "plan", "classes", "task", "kind", "metric", "higher_is_better",
     },
     "ledger.json": {
         "delta", "budget", "tied_to", "seal", "agents", "agent", "epsilon", "entries", "edges", "to", "messages",
@@ -52,10 +55,12 @@ KNOWN_FIELDS: dict[str, set[str]] = {  # of files that others may read; an unkno
         "records", "graph", "model", "noise", "device", "software",
     },
     "summary.json": {
-        "accuracy", "accuracy_of_mean", "loss", "rounds", "agents", "algorithm", "seconds", "run", "accuracy_per_agent",
-        "bytes", "bytes_between_processes", "graph", "data", "epsilon", "delta", "epsilon_per_agent", "adversaries",
-        "sigma", "privacy", "stopped", "models_sha256", "notes", "one intercepted message", "one curious neighbour",
-        "all neighbours colluding", "the final models",
+        "metric", "metrics", "loss", "loss_of_mean", "loss_per_agent", "names", "rounds", "agents", "algorithm",
+        "accuracy", "accuracy_of_mean", "accuracy_per_agent", "balanced_accuracy", "macro_f1", "auc", "recall",
+        "confusion", "rmse", "rmse_of_mean", "rmse_per_agent", "mae", "r2", "residuals", "bins", "counts",
+        "seconds", "run", "bytes", "bytes_between_processes", "graph", "data", "epsilon", "delta", "epsilon_per_agent",
+        "adversaries", "sigma", "privacy", "stopped", "models_sha256", "notes",
+        "one intercepted message", "one curious neighbour", "all neighbours colluding", "the final models",
     },
 }  # fmt: skip
 MIN_CLASSES = 3  # nonempty classes of an agent; shorter sequences of counts can occur by chance
@@ -90,7 +95,9 @@ def check_taint(e: Experiment, trainer: Trainer, rounds: Sequence[ReplayedRound]
 
 def _with_other_records(e: Experiment, trainer: Trainer, rounds: Sequence[ReplayedRound]) -> list[str]:
     """Check that states and metrics stay the same with negated records and the same noisy messages."""
-    other = replace(trainer, local=replace(trainer.local, inputs=[-x for x in trainer.local.inputs], repeated={}))
+    other = replace(
+        trainer, local=replace(trainer.local, inputs=[negated(x) for x in trainer.local.inputs], repeated={})
+    )
     for r in rounds[:MAX_OTHER]:
         state, metrics = replay_with_records(e, other, r)
         if state_digest(state) != state_digest(r.after) or metrics != r.metrics:
@@ -139,10 +146,15 @@ def check_public(e: Experiment) -> Finding:
 
 def _count_near(e: Experiment) -> int:
     """Number of public records that are close, but not equal, to a training record."""
-    some = e.validation[0][:COMPARED].flatten(1).double()
-    own = torch.cat([e.data.x[e.parts[i]] for i in e.engine.agents]).flatten(1).double()
+    some = _as_rows(e.validation[0][:COMPARED])
+    own = _as_rows(concat([e.data.x[e.parts[i]] for i in e.engine.agents]))
     nearest = torch.stack([torch.cdist(row[None], own).min() for row in some])
     return int((nearest <= NEAR * some.norm(dim=1)).sum() - (nearest == 0).sum())
+
+
+def _as_rows(inputs: Inputs) -> Tensor:
+    """All numbers of each record in a row: [n, numbers]."""
+    return torch.cat([tensor.flatten(1).double() for tensor in tensors_of(inputs)], dim=1)
 
 
 def check_public_parts(e: Experiment) -> Finding:
@@ -155,18 +167,20 @@ def check_public_parts(e: Experiment) -> Finding:
     if len(e.engine.agents) != e.graph.agents:
         return Finding(check, Verdict.PASS, "not checked, because other processes hold records")
     model = None if e.config.model.name != "python" else e.network.module
+    loss = e.task.loss if isinstance(e.task, CustomTask) else None
     key = getattr(e.streams, "key", None)
     private = e.data.published is None and e.streams.secret
     kept = torch.arange(len(e.data.y)) < len(e.data.y) - 1
     owner = e.data.owner
     fewer = replace(e.data, x=e.data.x[kept], y=e.data.y[kept], owner=None if owner is None else owner[kept])
-    others = {"negated records": replace(e.data, x=-e.data.x)}
+    others = {"negated records": replace(e.data, x=negated(e.data.x))}
     if private or e.data.published is not None:
         others["one record fewer"] = fewer
     problems = []
     for name, data in others.items():
         try:
-            other = prepare(e.config, model=model, data=data, graph=e.graph, key=key)
+            objects = partial(prepare, loss=loss, metric=e.task.custom_metric)
+            other = objects(e.config, model=model, data=data, graph=e.graph, key=key)
         except PdslError as error:
             problems.append(f"with {name} the run is refused: {error}")
             continue
@@ -175,10 +189,10 @@ def check_public_parts(e: Experiment) -> Finding:
 
 
 def _public_differences(e: Experiment, other: Experiment) -> list[str]:
-    same = {
+    equal_parts = {
         "the initial model": torch.equal(initial_models(e), initial_models(other)),
-        "the public set": all(torch.equal(a, b) for a, b in zip(e.validation, other.validation, strict=True)),
-        "the test set": all(torch.equal(a, b) for a, b in zip(e.test, other.test, strict=True)),
+        "the public set": all(same(a, b) for a, b in zip(e.validation, other.validation, strict=True)),
+        "the test set": all(same(a, b) for a, b in zip(e.test, other.test, strict=True)),
         "the sampling rate": e.batches.rate == other.batches.rate,
         "the noise": all(
             math.isclose(a.sigma, b.sigma, rel_tol=1e-3)
@@ -186,7 +200,7 @@ def _public_differences(e: Experiment, other: Experiment) -> list[str]:
         )
         or e.config.batch.sampler == "fixed",
     }
-    return [name for name, equal in same.items() if not equal]
+    return [name for name, equal in equal_parts.items() if not equal]
 
 
 # Files
@@ -202,7 +216,9 @@ def check_files(e: Experiment, folder: Path, x: Tensor | None = None) -> Finding
         file = folder / name
         if file.exists() and stat.S_IMODE(file.stat().st_mode) & 0o077:
             problems.append(f"{name} is readable by others")
-    problems += [problem for name, known in KNOWN_FIELDS.items() for problem in _unknown_fields(folder / name, known)]
+    own = {getattr(e.task.custom_metric, "__name__", "metric")}  # the user's metric, on the public test set
+    for name, known in KNOWN_FIELDS.items():
+        problems += _unknown_fields(folder / name, known | own)
     problems += _in_checkpoints(e, folder / "checkpoint") + _in_setup(e, folder / "setup.json")
     if x is not None and (folder / "summary.json").exists():
         problems += wrong_metrics(e, x, json.loads((folder / "summary.json").read_bytes()), "summary.json")
@@ -301,4 +317,4 @@ def _traces(e: Experiment) -> Iterator[tuple[bytes, str]]:
             yield tensors_digest([x, y]).encode(), name
             rows = row_bytes(x, y)
             yield from ((hashlib.sha256(row).hexdigest().encode(), name) for row in rows[:200])
-            yield row_bytes(x[:1], y[:1])[0][: x[0].numel() * 4], "a copy of a record"
+            yield row_bytes(x[:1], y[:1])[0][: sum(t[0].nbytes for t in tensors_of(x))], "a copy of a record"

@@ -17,40 +17,43 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import one_hot
 
-from pdsl.models.network import Network
+from pdsl.models.network import Network, main_output
+from pdsl.tasks import Task
+from pdsl.utils.inputs import Inputs, call, split
 from pdsl.utils.random import SecretStreams, Streams
 
 
-def clipped_sum(network: Network, x: Tensor, inputs: Tensor, targets: Tensor, C: float) -> Tensor:
+def clipped_sum(network: Network, x: Tensor, inputs: Inputs, targets: Tensor, C: float) -> Tensor:
     """Σ_r g_r / max(1, ‖g_r‖/C) over records, one at a time; a record with a non-finite gradient counts as zero."""
     total = torch.zeros(network.num_parameters, dtype=torch.float64, device=x.device)
     module = network.to_module(x).to(x.device)
-    for record, target in zip(inputs, targets, strict=True):
-        g = _gradient(module, record[None], target[None])
+    for n in range(len(targets)):
+        g = _gradient(module, network.task, inputs[n : n + 1], targets[n : n + 1])
         norm = float(g.norm())
         if math.isfinite(norm):
             total += g / max(1.0, norm / C)
     return total
 
 
-def gradient(network: Network, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+def gradient(network: Network, x: Tensor, inputs: Inputs, targets: Tensor) -> Tensor:
     """Gradient of the sum of losses by plain backpropagation: [d] float64."""
-    return _gradient(network.to_module(x).to(x.device), inputs, targets)
+    return _gradient(network.to_module(x).to(x.device), network.task, inputs, targets)
 
 
-def _gradient(module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    loss = cross_entropy(module(inputs), targets, reduction="sum")
-    found = torch.autograd.grad(loss, list(module.parameters()), materialize_grads=True)
+def _gradient(module: nn.Module, task: Task, inputs: Inputs, targets: Tensor) -> Tensor:
+    loss = task.losses(main_output(call(module, inputs)), targets).sum()
+    trained = [p for p in module.parameters() if p.requires_grad]
+    found = torch.autograd.grad(loss, trained, materialize_grads=True)
     return torch.cat([p.reshape(-1) for p in found]).double()
 
 
-def distillation_targets(network: Network, teacher: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+def distillation_targets(network: Network, teacher: Tensor, inputs: Inputs, labels: Tensor) -> Tensor:
     """Targets that add the distance to a teacher's output, computed one record at a time."""
     module = network.to_module(teacher).to(teacher.device)
     with torch.no_grad():
-        outputs = torch.cat([module(record[None]) for record in inputs])
+        outputs = torch.cat([main_output(call(module, record)) for record in split(inputs, 1)])
     return outputs.softmax(-1) + one_hot(labels, outputs.shape[-1])
 
 

@@ -18,6 +18,7 @@ from pdsl.data import Batches
 from pdsl.models.network import Network
 from pdsl.privacy import Noise
 from pdsl.training.experiment import Experiment, make_seal
+from pdsl.utils.inputs import negated
 from pdsl.utils.random import SecretStreams, Streams
 from pdsl.utils.types import JsonDict
 from pdsl.utils.workers import Workers
@@ -285,7 +286,7 @@ def _check_context(e: Experiment) -> list[str]:
     other_noise = [replace(m, sigma=1.5 * m.sigma) for m in e.mechanisms]
     privacy = config.privacy.model_copy(update={"max_grad_norm": 2 * config.privacy.max_grad_norm})
     module = e.network.to_module(e.network.perturbed_parameters())
-    shifted = Network(module, str(e.network.device))
+    shifted = Network(module, str(e.network.device), e.task)
 
     def context(**changes: Any) -> bytes:
         given: JsonDict = {
@@ -300,7 +301,7 @@ def _check_context(e: Experiment) -> list[str]:
     base = context()
     changed = {
         "another σ": context(agreed=other_noise),
-        "other records": context(records=(-e.data.x, e.data.y)),
+        "other records": context(records=(negated(e.data.x), e.data.y)),
         "another clip": context(config=config.model_copy(update={"privacy": privacy})),
         "another seed": context(config=config.model_copy(update={"seed": config.seed + 1})),
         "another model": context(network=shifted),

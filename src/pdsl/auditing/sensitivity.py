@@ -1,8 +1,9 @@
 """Checks of the gradients: they are correctly clipped sums, and no record moves a message by more than Δ."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,9 +14,12 @@ from pdsl.auditing.replay import RecordedGradient, ReplayedRound
 from pdsl.auditing.report import Finding, conclude
 from pdsl.data import Batches
 from pdsl.gradients.clipping import LocalGradients, clip_factors
-from pdsl.models.network import channels_last
+from pdsl.tasks import Task
 from pdsl.training.experiment import Experiment
 from pdsl.training.trainer import Trainer
+from pdsl.utils.inputs import Inputs, channels_last, concat, map_inputs
+
+T = TypeVar("T")
 
 MAX_RECORDS = 6_000  # gradients computed one record at a time, over all checks
 ADDITIVE = 1e-12  # of C, per record: sums are in float64, and records have the same bits in any batch
@@ -140,7 +144,7 @@ def check_sensitivity(e: Experiment, trainer: Trainer) -> Finding:
     share = 1 if len(agents) <= 4 else 2  # at each agent, one in `share` pairs of record and model is tried
     for place, agent in enumerate(agents):
         delta = e.mechanisms[agent].sensitivity
-        records = _adversarial(local.inputs[agent], local.labels[agent], e.data.classes)
+        records = _adversarial(local.inputs[agent], local.labels[agent], e.task)
         for n, name in enumerate(records):
             for m, (model, x) in enumerate(models.items()):
                 if (n + m + place) % share:
@@ -165,7 +169,7 @@ def check_sensitivity(e: Experiment, trainer: Trainer) -> Finding:
     return conclude("sensitivity", problems, f"{tested}; the worst moved a message by {worst:.1%} of Δ")
 
 
-def _moved(base: LocalGradients, agent: int, record: tuple[Tensor, Tensor], x: Tensor, drawn: bool) -> float | None:
+def _moved(base: LocalGradients, agent: int, record: tuple[Inputs, Tensor], x: Tensor, drawn: bool) -> float | None:
     """Distance by which a record moves the agent's gradient in a round that draws it, or in one that does not."""
     n = base.batches.sizes[agent]
     if base.batches.settings.sampler == "fixed":  # the last record is replaced
@@ -175,7 +179,7 @@ def _moved(base: LocalGradients, agent: int, record: tuple[Tensor, Tensor], x: T
     batches = replace(base.batches, sizes=sizes)
     joined = replace(
         base,
-        inputs=_replace_item(base.inputs, agent, torch.cat([base.inputs[agent][:n], record[0]])),
+        inputs=_replace_item(base.inputs, agent, concat([base.inputs[agent][:n], record[0]])),
         labels=_replace_item(base.labels, agent, torch.cat([base.labels[agent][:n], record[1]])),
         batches=batches,
         repeated={},
@@ -203,7 +207,7 @@ class _AllRecords(Batches):
         return min(float(self.settings.size), self.records)
 
 
-def _replace_item(values: list[Tensor], at: int, value: Tensor) -> list[Tensor]:
+def _replace_item(values: list[T], at: int, value: T) -> list[T]:
     return [value if n == at else old for n, old in enumerate(values)]
 
 
@@ -212,19 +216,36 @@ def _models(e: Experiment) -> dict[str, Tensor]:
     return {"the initial model": e.network.initial_parameters(), "another model": other, "a large model": 50 * other}
 
 
-def _adversarial(inputs: Tensor, labels: Tensor, classes: int) -> dict[str, tuple[Tensor, Tensor]]:
+def _adversarial(inputs: Inputs, labels: Tensor, task: Task) -> dict[str, tuple[Inputs, Tensor]]:
+    """Extreme records. Integers, for example token ids, stay as they are: only their targets are extreme."""
     one, label = inputs[:1], labels[:1]
-    other = (label + 1) % classes
-    infinite = one.clone()
-    infinite.view(-1)[0] = math.inf
+    other = _other_target(label, task)
+
+    def floats(change: Callable[[Tensor], Tensor]) -> Inputs:
+        return map_inputs(lambda t: change(t) if t.is_floating_point() else t, one)
+
+    def with_infinity(tensor: Tensor) -> Tensor:
+        infinite = tensor.clone()
+        infinite.view(-1)[0] = math.inf
+        return infinite
+
     return {
         "a record with another label": (one, other),
-        "a record 1e4 times as large": (one * 1e4, other),
-        "a record 1e18 times as large": (one * 1e18, label),
-        "a record of 1e37": (torch.full_like(one, 1e37), other),
-        "a record of 1e-40": (torch.full_like(one, 1e-40), other),
-        "a negated record 1e4 times as large": (-1e4 * one, other),
-        "a record of NaN": (torch.full_like(one, math.nan), label),
-        "a record with one infinity": (infinite, label),
-        "a record of zeros": (torch.zeros_like(one), label),
+        "a record 1e4 times as large": (floats(lambda t: t * 1e4), other),
+        "a record 1e18 times as large": (floats(lambda t: t * 1e18), label),
+        "a record of 1e37": (floats(lambda t: torch.full_like(t, 1e37)), other),
+        "a record of 1e-40": (floats(lambda t: torch.full_like(t, 1e-40)), other),
+        "a negated record 1e4 times as large": (floats(lambda t: -1e4 * t), other),
+        "a record of NaN": (floats(lambda t: torch.full_like(t, math.nan)), label),
+        "a record with one infinity": (floats(with_infinity), label),
+        "a record of zeros": (floats(torch.zeros_like), label),
     }
+
+
+def _other_target(target: Tensor, task: Task) -> Tensor:
+    """The next class, the opposite labels, or a number far away."""
+    if target.is_floating_point():
+        return target + 1e6
+    if task.kind == "multiclass":
+        return torch.remainder(target + 1, task.outputs)
+    return 1 - target if task.kind in ("binary", "multilabel") else target

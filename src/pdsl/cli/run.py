@@ -4,7 +4,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.table import Table
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from pdsl.cli.common import INTERRUPTED, AsJson, Assignments, console, say
 from pdsl.utils.errors import PdslError
+from pdsl.utils.types import JsonDict
 
 if TYPE_CHECKING:
     from pdsl.runs.result import Summary
@@ -84,10 +85,15 @@ def _heading(e: "Experiment") -> Text:
 def _summary_table(s: "Summary") -> Table:
     table = Table(show_header=False, title=f"{s['algorithm']}, {s['agents']} agents, {s['rounds']} rounds")
     loss = "not finite" if s["loss"] is None else f"{s['loss']:.4f}"
-    worst, best = min(s["accuracy_per_agent"]), max(s["accuracy_per_agent"])
-    table.add_row("accuracy, mean over agents", f"{s['accuracy']:.4f}  ({worst:.4f} to {best:.4f})")
-    table.add_row("accuracy of the mean model", f"{s['accuracy_of_mean']:.4f}")
-    table.add_row("loss, mean over agents", loss)
+    from pdsl.runs.result import headline
+
+    m, values = s["metric"], cast(JsonDict, s)
+    own = [value for value in values[f"{m}_per_agent"] if value is not None]
+    spread = f"  ({min(own):.4f} to {max(own):.4f})" if own else ""
+    table.add_row(f"{m}, mean over agents", f"{headline(s):.4f}{spread}")
+    table.add_row(f"{m} of the mean model", f"{headline(s, '_of_mean'):.4f}")
+    if m != "loss":
+        table.add_row("loss, mean over agents", loss)
     table.add_row("privacy", s["privacy"])
     if s["stopped"]:
         table.add_row("stopped", s["stopped"])

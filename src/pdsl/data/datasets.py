@@ -15,6 +15,7 @@ from torch import Tensor
 from pdsl.data import download
 from pdsl.settings import DataSettings
 from pdsl.utils.errors import PdslError
+from pdsl.utils.inputs import Inputs
 from pdsl.utils.random import Streams
 
 Bytes = NDArray[np.uint8]
@@ -25,15 +26,17 @@ class Data:
     """Training records, and public test records."""
 
     name: str
-    x: Tensor  # [n, ...] float32
-    y: Tensor  # [n] int64
-    test_x: Tensor
+    x: Inputs  # [n, ...]
+    y: Tensor  # [n] int64 classes, [n, labels] int64, or float32 targets of regression
+    test_x: Inputs
     test_y: Tensor
-    classes: int
+    classes: int  # number of classes or labels; 0 if the targets are numbers
     owner: Tensor | None = None  # [n] agent of each record, if the data has a natural partition
-    validation: tuple[Tensor, Tensor] | None = None  # a public set Q given with the data
+    validation: tuple[Inputs, Tensor] | None = None  # a public set Q given with the data
     note: str | None = None  # a warning for the user, printed in the run's summary
     published: int | None = None  # number of training records of a published data set; None if the number is private
+    agent_names: tuple[str, ...] = ()  # in the order of agents; empty: agents have numbers
+    class_names: tuple[str, ...] = ()  # in the order of classes or labels; empty: they have numbers
 
 
 def load(settings: DataSettings, streams: Streams, agents: int | None = None) -> Data:
@@ -45,7 +48,7 @@ def load(settings: DataSettings, streams: Streams, agents: int | None = None) ->
     return LOADERS[settings.name]()
 
 
-def split_public(data: Data, size: int | None, streams: Streams) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def split_public(data: Data, size: int | None, streams: Streams) -> tuple[tuple[Inputs, Tensor], tuple[Inputs, Tensor]]:
     """Return (Q, test), disjoint. Q is given with the data, or `size` records drawn at random from the test set.
 
     Without a size, Q is all of the given Q, or 2000 test records, or half of a test set smaller than 4000.

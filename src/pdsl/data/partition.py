@@ -15,13 +15,14 @@ from pdsl.settings import PartitionSettings
 from pdsl.utils.errors import PdslError
 from pdsl.utils.random import Streams
 
+TARGET_GROUPS = 10  # groups of records with similar targets, in regression
 MAX_DRAWS = 50  # draws of a Dirichlet partition before the last one is repaired
 
 Ints = NDArray[np.int64]
 
 
 def partition(
-    y: Tensor,  # [n] labels
+    y: Tensor,  # [n, ...] targets
     agents: int,
     settings: PartitionSettings,
     streams: Streams,
@@ -31,7 +32,7 @@ def partition(
 
     Records that have an owner stay with it, whatever `partition.kind` is.
     """
-    labels: Ints = y.numpy()
+    labels = strata(y)
     if agents > len(labels):
         raise PdslError(f"graph.agents: {agents} agents but only {len(labels)} records; try fewer agents or more data")
     if owner is not None or settings.kind == "natural":
@@ -41,8 +42,19 @@ def partition(
     return [torch.from_numpy(np.flatnonzero(local == agent)) for agent in range(agents)]
 
 
+def strata(y: Tensor) -> Ints:  # [n]
+    """Group of each record, by which heterogeneous partitions split: its class, its first label, or a decile of y."""
+    if y.is_floating_point():
+        values = y.reshape(len(y), -1)[:, 0].double().numpy()
+        cuts = np.quantile(values, np.arange(1, TARGET_GROUPS) / TARGET_GROUPS)
+        return np.searchsorted(cuts, values).astype(np.int64)
+    return (y if y.ndim == 1 else torch.cat([y, torch.ones_like(y[:, :1])], dim=1).argmax(1)).numpy()
+
+
 def label_counts(parts: list[Tensor], y: Tensor, classes: int) -> Tensor:  # [M, classes] int64
-    """Number of records per agent and class."""
+    """Number of records per agent and class; per agent only, if the targets are not classes."""
+    if y.ndim != 1 or y.is_floating_point():
+        return torch.tensor([[len(part)] for part in parts])
     return torch.stack([torch.bincount(y[part], minlength=classes) for part in parts])
 
 

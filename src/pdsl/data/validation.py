@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pdsl.utils.errors import PdslError
+from pdsl.utils.inputs import Inputs, tensors_of
 
 MAX_CLASSES = 1_000_000  # a larger label is an identifier or a regression target
 
@@ -86,10 +87,10 @@ def join(parts: list[Records], where: str) -> tuple[Records, Tensor]:
     return joined, torch.repeat_interleave(torch.arange(len(parts)), sizes)
 
 
-def row_bytes(x: Tensor, y: Tensor) -> list[bytes]:
+def row_bytes(x: Inputs, y: Tensor) -> list[bytes]:
     """Each record as bytes (inputs and label): equal bytes mean equal records."""
-    inputs = np.ascontiguousarray(x.detach().cpu().numpy())
-    return [a.tobytes() + b.tobytes() for a, b in zip(inputs, y.cpu().numpy(), strict=True)]
+    columns = [np.ascontiguousarray(tensor.detach().cpu().numpy()) for tensor in (*tensors_of(x), y)]
+    return [b"".join(row.tobytes() for row in rows) for rows in zip(*columns, strict=True)]
 
 
 def as_array(value: object, name: str) -> Array:

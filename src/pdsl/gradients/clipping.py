@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import one_hot
 
 from pdsl.data.sampling import Batches
 from pdsl.gradients.per_example import LAYERS, Kernel
-from pdsl.models.network import Network, channels_last
+from pdsl.models.network import Network
+from pdsl.utils.inputs import Inputs, channels_last, split
 from pdsl.utils.workers import Workers
 
 
@@ -34,15 +35,15 @@ def clip_factors(squared_norms: Tensor, C: float) -> Tensor:
     return torch.where(torch.isfinite(squared_norms), factors, 0.0)
 
 
-def sum_gradients(network: Network, x: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+def sum_gradients(network: Network, x: Tensor, inputs: Inputs, labels: Tensor) -> Tensor:
     """Unclipped gradient [d] of the sum of the records' losses."""
     replica = network.replica()
-    loss = cross_entropy(replica.load(x)(inputs), labels, reduction="sum")
+    loss = network.losses(replica.load(x), inputs, labels).sum()
     by_parameter = torch.autograd.grad(loss, replica.parameters, materialize_grads=True)  # zero for unused parameters
     return torch.cat([p.reshape(-1) for p in by_parameter])
 
 
-def clip_batch(network: Network, x: Tensor, inputs: Tensor, labels: Tensor, C: float, divisor: float) -> Tensor:
+def clip_batch(network: Network, x: Tensor, inputs: Inputs, labels: Tensor, C: float, divisor: float) -> Tensor:
     """Gradient [d] of the batch's summed loss over `divisor`, clipped as a whole to norm C; float64.
 
     Guarantee: finite, norm at most C. The result is zero for an empty batch, for a gradient with a non-finite entry,
@@ -57,7 +58,7 @@ def clip_batch(network: Network, x: Tensor, inputs: Tensor, labels: Tensor, C: f
 
 
 def clip_per_sample(
-    network: Network, x: Tensor, inputs: Tensor, labels: Tensor, C: float, divisor: float, kernel: Kernel
+    network: Network, x: Tensor, inputs: Inputs, labels: Tensor, C: float, divisor: float, kernel: Kernel
 ) -> Tensor:
     """Sum of the records' gradients, each clipped to norm C, over `divisor`: [d] float64.
 
@@ -65,7 +66,7 @@ def clip_per_sample(
     record whose gradient has a non-finite entry counts as zero and takes the same operations as any other.
     """
     total = torch.zeros_like(x, dtype=torch.float64)
-    for a, b in zip(torch.split(inputs, kernel.block), torch.split(labels, kernel.block), strict=True):
+    for a, b in zip(split(inputs, kernel.block), torch.split(labels, kernel.block), strict=True):
         if len(b):
             of_block = kernel.gradients(network, x, a, b)
             total += of_block.weighted_sum(clip_factors(of_block.squared_norms, C))
@@ -82,7 +83,7 @@ class LocalGradients:
     """The agents' private records, and clipped gradients on batches of them."""
 
     network: Network
-    inputs: list[Tensor]  # per agent [n_i, ...]
+    inputs: list[Inputs]  # per agent [n_i, ...]
     labels: list[Tensor]  # per agent [n_i]
     batches: Batches
     clipping: str
@@ -107,7 +108,7 @@ class LocalGradients:
             batch = self.batches.draw(agent, t, step)
             inputs, targets = self.inputs[agent][batch], self.labels[agent][batch]
             if teachers is not None and len(batch):
-                targets = distillation_targets(targets, self.kernel.logits(self.network, teachers[row], inputs))
+                targets = distillation_targets(targets, self.kernel.outputs(self.network, teachers[row], inputs))
             return self.on(x[row], inputs, targets, self.batches.divisor(agent))
 
         known = {key: self.repeated[key] for key in first if key in self.repeated}
@@ -117,7 +118,7 @@ class LocalGradients:
         self.repeated.update({key: g[key] for key, count in Counter(keys).items() if count > 1})
         return torch.stack([g[key] for key in keys])
 
-    def on(self, x: Tensor, inputs: Tensor, labels: Tensor, divisor: float) -> Tensor:
+    def on(self, x: Tensor, inputs: Inputs, labels: Tensor, divisor: float) -> Tensor:
         """Clipped gradient [d] of these records at the model x [d]."""
         if self.clipping == "batch":
             return clip_batch(self.network, x, channels_last(inputs), labels, self.C, divisor)

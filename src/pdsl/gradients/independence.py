@@ -10,13 +10,16 @@ gradient it has alone, with the same bits in any batch; the module keeps no stat
 numbers.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from pdsl.gradients.per_example import LAYERS, PAD, RECORDS, VMAPPED, Kernel, has_own_parameters
-from pdsl.models.network import Network, channels_last
+from pdsl.models.network import Network
 from pdsl.models.zoo import AlignedLinear, Centred, Flatten, MaxPool, RMSNorm, Tanh
 from pdsl.utils.errors import PdslError
+from pdsl.utils.inputs import Inputs, channels_last, concat, map_inputs, split
 
 TRIAL = 48  # records in the trial batch, a multiple of PAD
 OUTLIERS, DUPLICATES = 6, 2  # records among them
@@ -49,7 +52,7 @@ def _is_vetted(m: nn.Module) -> bool:
     return type(m) in POINTWISE | PER_RECORD | {nn.Sequential}
 
 
-def choose_kernel(network: Network, inputs: Tensor, targets: Tensor) -> Kernel:
+def choose_kernel(network: Network, inputs: Inputs, targets: Tensor) -> Kernel:
     """Choose the fastest kernel that is correct for this module; PdslError if the module mixes records or keeps state.
 
     `inputs` and `targets` are public records. The kernel `layers` misses part of the gradient if a module calls a
@@ -79,7 +82,7 @@ def choose_kernel(network: Network, inputs: Tensor, targets: Tensor) -> Kernel:
 def _has_plain_layers(network: Network) -> bool:
     """Whether every parameter belongs to exactly one layer, which is linear or a plain convolution."""
     layers = [m for m in network.module.modules() if has_own_parameters(m)]
-    owned = sum(p.numel() for m in layers for p in m.parameters(recurse=False))
+    owned = sum(p.numel() for m in layers for p in m.parameters(recurse=False) if p.requires_grad)
     return owned == network.num_parameters and all(
         type(m) is nn.Linear or (type(m) is nn.Conv2d and _is_plain(m)) for m in layers
     )
@@ -90,14 +93,20 @@ def _is_plain(m: nn.Conv2d) -> bool:
     return zeros_around and m.groups == 1
 
 
-def _trial_batch(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Public records, outliers derived from them, and duplicates: [TRIAL, ...]."""
-    places = torch.arange(TRIAL - OUTLIERS - DUPLICATES, device=inputs.device) % len(inputs)
+def _trial_batch(inputs: Inputs, targets: Tensor) -> tuple[Inputs, Tensor]:
+    """Public records, outliers derived from them, and duplicates: [TRIAL, ...]. Integers have no outliers."""
+    places = torch.arange(TRIAL - OUTLIERS - DUPLICATES, device=targets.device) % len(targets)
     some, one = inputs[places], inputs[places[:1]]
-    outliers = [1e3 * one, -1e3 * one, 1e-3 * one, torch.zeros_like(one), torch.full_like(one, 1e6), 1e18 * one]
-    records = torch.cat([some, *outliers, some[:DUPLICATES]])
+    outliers = [map_inputs(partial(_outlier, factor), one) for factor in (1e3, -1e3, 1e-3, 0.0, 1e6, 1e18)]
+    records = concat([some, *outliers, some[:DUPLICATES]])
     labels = torch.cat([targets[places], targets[places[:OUTLIERS]], targets[places[:DUPLICATES]]])
     return channels_last(records), labels
+
+
+def _outlier(factor: float, tensor: Tensor) -> Tensor:
+    if not tensor.is_floating_point():
+        return tensor
+    return torch.full_like(tensor, factor) if factor == 1e6 else factor * tensor
 
 
 def _wave(network: Network, frequency: float) -> Tensor:
@@ -105,23 +114,24 @@ def _wave(network: Network, frequency: float) -> Tensor:
     return (frequency * torch.arange(network.num_parameters, device=x.device)).sin()
 
 
-def _alone(network: Network, x: Tensor, records: Tensor, labels: Tensor) -> Tensor:
+def _alone(network: Network, x: Tensor, records: Inputs, labels: Tensor) -> Tensor:
     """Gradient of each record, computed alone: [n, d]."""
-    one = torch.ones(1, dtype=torch.float64, device=records.device)
-    singles = zip(torch.split(records, 1), torch.split(labels, 1), strict=True)
+    one = torch.ones(1, dtype=torch.float64, device=labels.device)
+    singles = zip(split(records, 1), torch.split(labels, 1), strict=True)
     return torch.stack([RECORDS.gradients(network, x, *single).weighted_sum(one) for single in singles])
 
 
-def _rows(kernel: Kernel, network: Network, x: Tensor, records: Tensor, labels: Tensor) -> Tensor:
+def _rows(kernel: Kernel, network: Network, x: Tensor, records: Inputs, labels: Tensor) -> Tensor:
     """Gradient of each record by this kernel: [n, d]."""
     gradients = kernel.gradients(network, x, records, labels)
-    unit_weights = torch.eye(len(records), dtype=torch.float64, device=records.device)
+    unit_weights = torch.eye(len(records), dtype=torch.float64, device=labels.device)
     return torch.stack([gradients.weighted_sum(row) for row in unit_weights])
 
 
-def _check_state(network: Network, points: list[Tensor], records: Tensor, labels: Tensor, alone: list[Tensor]) -> None:
+def _check_state(network: Network, points: list[Tensor], records: Inputs, labels: Tensor, alone: list[Tensor]) -> None:
     """Raise PdslError if a record's gradient differs the second time, or the module has changed."""
-    again = _alone(network, points[0], records.flip(0), labels.flip(0)).flip(0)
+    back = torch.arange(len(labels) - 1, -1, -1)
+    again = _alone(network, points[0], records[back], labels[back]).flip(0)
     network.check_state()
     if not torch.equal(again.nan_to_num(), alone[0].nan_to_num()):
         raise PdslError(
@@ -130,12 +140,14 @@ def _check_state(network: Network, points: list[Tensor], records: Tensor, labels
         )
 
 
-def _check_mixing(network: Network, points: list[Tensor], records: Tensor) -> None:
+def _check_mixing(network: Network, points: list[Tensor], records: Inputs) -> None:
     """Raise PdslError if a record's output in a batch with outliers differs from its output alone."""
     ordinary = torch.cat([torch.arange(TRIAL - OUTLIERS - DUPLICATES), torch.arange(TRIAL - DUPLICATES, TRIAL)])
     for x in points:
-        together = network.logits(x, records)[ordinary]
-        apart = torch.cat([network.logits(x, record) for record in torch.split(records[ordinary], 1)])
+        together = network.outputs(x, records)[ordinary].reshape(len(ordinary), -1)
+        apart = torch.cat([network.outputs(x, record) for record in split(records[ordinary], 1)]).reshape(
+            together.shape
+        )
         finite = apart.isfinite().all(1)
         scale = apart[finite].abs().amax(1, keepdim=True).clamp(min=1e-6)
         if not bool(((together[finite] - apart[finite]).abs() <= 1e-3 * scale).all()):
@@ -146,14 +158,14 @@ def _check_mixing(network: Network, points: list[Tensor], records: Tensor) -> No
             )
 
 
-def _is_right(kernel: Kernel, network: Network, x: Tensor, alone: Tensor, records: Tensor, labels: Tensor) -> bool:
+def _is_right(kernel: Kernel, network: Network, x: Tensor, alone: Tensor, records: Inputs, labels: Tensor) -> bool:
     """Whether the kernel gives every record the gradient it has alone, up to rounding."""
     together = _rows(kernel, network, x, records, labels)
     finite = alone.isfinite().all(1)
     return _agree(network, together[finite], alone[finite])
 
 
-def _is_deterministic(kernel: Kernel, network: Network, x: Tensor, records: Tensor, labels: Tensor) -> bool:
+def _is_deterministic(kernel: Kernel, network: Network, x: Tensor, records: Inputs, labels: Tensor) -> bool:
     """Whether a record's gradient has the same bits with any other records, at any position, in any batch size."""
     n, together = len(records), _rows(kernel, network, x, records, labels)
     for part in (torch.arange(n - 1, -1, -1), torch.arange(1, n), torch.arange(PAD + 3), torch.arange(1)):

@@ -12,7 +12,6 @@ or to one; `independence` tests this on public records; and sums over records ar
 The kernels are listed from fast to general.
 """
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import cast
@@ -20,13 +19,14 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn.functional import cross_entropy, pad
+from torch.nn.functional import pad
 
-from pdsl.models.network import Network
+from pdsl.models.network import Network, main_output
+from pdsl.tasks import VMAP_LOCK
+from pdsl.utils.inputs import Fields, Inputs, call, map_inputs, split, tensors_of
 
 PAD = 16  # records; matrix products with a multiple of PAD rows usually round every row alike
 ONE_SHAPE = 64  # records; the only block size for modules whose rounding depends on the size
-VMAP_LOCK = threading.Lock()  # torch.func's transforms are not thread-safe
 
 
 @dataclass(frozen=True)
@@ -48,18 +48,19 @@ class Kernel:
     name: str
     block: int  # records per call; bounds memory
     pad: int  # records; blocks are padded with zeros to a multiple of this
-    run: Callable[[Network, Tensor, Tensor, Tensor], list[PerRecord]]  # (network, x [d], inputs, targets)
-    logits: Callable[[Network, Tensor, Tensor], Tensor]  # (network, x [d], inputs), each record independently
+    run: Callable[[Network, Tensor, Inputs, Tensor], list[PerRecord]]  # (network, x [d], inputs, targets)
+    outputs: Callable[[Network, Tensor, Inputs], Tensor]  # (network, x [d], inputs), each record independently
 
     @property
     def with_one_shape(self) -> "Kernel":
         """Copy with a single block size, for modules whose rounding depends on the size."""
         return replace(self, name=f"{self.name}, one shape", block=ONE_SHAPE, pad=ONE_SHAPE)
 
-    def gradients(self, network: Network, x: Tensor, inputs: Tensor, targets: Tensor) -> PerRecord:
+    def gradients(self, network: Network, x: Tensor, inputs: Inputs, targets: Tensor) -> PerRecord:
         """Gradients of a block of records with respect to all parameters, padded as the kernel requires."""
         n = len(inputs)
-        parts = self.run(network, x, pad_records(inputs, self.pad), pad_records(targets, self.pad))
+        padded = map_inputs(lambda tensor: pad_records(tensor, self.pad), inputs)
+        parts = self.run(network, x, padded, pad_records(targets, self.pad))
         squared_norms = torch.stack([part.squared_norms for part in parts]).sum(0)
 
         def sum_of(factors: Tensor, dropped: Tensor) -> Tensor:
@@ -86,7 +87,7 @@ def pad_records(rows: Tensor, multiple: int) -> Tensor:
 # layers
 
 
-def _by_layers(network: Network, x: Tensor, inputs: Tensor, targets: Tensor) -> list[PerRecord]:
+def _by_layers(network: Network, x: Tensor, inputs: Inputs, targets: Tensor) -> list[PerRecord]:
     """Gradients of a network of linear and convolution layers, in one backward pass.
 
     A record's gradient is the product of the layer's input a and the derivative δ of the loss with respect to the
@@ -105,11 +106,11 @@ def _by_layers(network: Network, x: Tensor, inputs: Tensor, targets: Tensor) -> 
         versions.append((args[0]._version, out._version))
 
     # With the parameters out of the graph, only derivatives with respect to the layers' outputs are computed.
+    hooks = [layer.register_forward_hook(record) for layer in module.modules() if has_own_parameters(layer)]
     for p in replica.parameters:
         p.requires_grad_(False)
-    hooks = [layer.register_forward_hook(record) for layer in module.modules() if has_own_parameters(layer)]
     try:
-        loss = cross_entropy(module(inputs), targets, reduction="sum")
+        loss = network.losses(module, inputs, targets).sum()
         deltas = torch.autograd.grad(loss, [out for _, _, out in runs])
     finally:
         for hook in hooks:
@@ -120,6 +121,7 @@ def _by_layers(network: Network, x: Tensor, inputs: Tensor, targets: Tensor) -> 
     if [(a._version, out._version) for _, a, out in runs] != versions:
         raise RuntimeError("a layer's input or output was changed in place")
     parts = [part for (layer, a, _), delta in zip(runs, deltas, strict=True) for part in _of_layer(layer, a, delta)]
+    parts = [(parameter, part) for parameter, part in parts if id(parameter) in {id(p) for p in replica.parameters}]
     by_parameter = {id(parameter): part for parameter, part in parts}
     if len(by_parameter) != len(parts) or by_parameter.keys() != {id(p) for p in replica.parameters}:
         raise RuntimeError("a layer was run twice, or not at all")
@@ -192,60 +194,69 @@ def _at_every_pixel(layer: nn.Conv2d, a: Tensor, delta: Tensor) -> Tensor:
 
 
 def has_own_parameters(layer: nn.Module) -> bool:
-    return next(layer.parameters(recurse=False), None) is not None
+    """Whether the layer itself has parameters that are trained."""
+    return any(p.requires_grad for p in layer.parameters(recurse=False))
 
 
 # vmapped
 
 
-def _by_vmap(network: Network, x: Tensor, inputs: Tensor, targets: Tensor) -> list[PerRecord]:
+def _by_vmap(network: Network, x: Tensor, inputs: Inputs, targets: Tensor) -> list[PerRecord]:
     """Gradients of any module that torch.func can trace: one full gradient per record."""
     module = network.replica().load(x)
-    parameters = {name: p.detach() for name, p in module.named_parameters()}
+    parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
     state = {name: b.detach().clone() for name, b in module.named_buffers()}
 
-    def loss(parameters: dict[str, Tensor], record: Tensor, target: Tensor) -> Tensor:
-        return cross_entropy(functional_call(module, {**parameters, **state}, (record[None],)), target[None])
+    def loss(parameters: dict[str, Tensor], record: tuple[Tensor, ...], target: Tensor) -> Tensor:
+        outputs = _call_with(module, {**parameters, **state}, inputs, record)
+        return network.task.losses(outputs, target[None])[0]
 
     with VMAP_LOCK:
-        rows = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, inputs, targets)
+        rows = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, tensors_of(inputs), targets)
     return [_rows(rows[name].reshape(len(targets), -1)) for name in parameters]
 
 
-def _logits_by_vmap(network: Network, x: Tensor, inputs: Tensor) -> Tensor:
+def _call_with(module: nn.Module, state: dict[str, Tensor], like: Inputs, record: tuple[Tensor, ...]) -> Tensor:
+    """Outputs [1, ...] of one record, given as one tensor per field of `like`."""
+    rows = [tensor[None] for tensor in record]
+    if isinstance(like, Fields) and like.names is not None:
+        return main_output(functional_call(module, state, (), dict(zip(like.names, rows, strict=True))))
+    return main_output(functional_call(module, state, tuple(rows)))
+
+
+def _outputs_by_vmap(network: Network, x: Tensor, inputs: Inputs) -> Tensor:
     module = network.replica().load(x)
     state = {name: t.detach().clone() for name, t in (*module.named_parameters(), *module.named_buffers())}
     with torch.no_grad(), VMAP_LOCK:
-        outputs = vmap(lambda record: functional_call(module, state, (record[None],))[0])(inputs)
-    return cast(Tensor, outputs)
+        return vmap(lambda record: _call_with(module, state, inputs, record)[0])(tensors_of(inputs))
 
 
 # records
 
 
-def _by_records(network: Network, x: Tensor, inputs: Tensor, targets: Tensor) -> list[PerRecord]:
+def _by_records(network: Network, x: Tensor, inputs: Inputs, targets: Tensor) -> list[PerRecord]:
     """Gradients of any module: one backward pass per record."""
     replica = network.replica()
     rows = []
     for n in range(len(targets)):
-        loss = cross_entropy(replica.load(x)(inputs[n : n + 1]), targets[n : n + 1])
+        loss = network.losses(replica.load(x), inputs[n : n + 1], targets[n : n + 1]).sum()
         by_parameter = torch.autograd.grad(loss, replica.parameters, materialize_grads=True)  # 0 if unused
         rows.append(torch.cat([p.reshape(-1) for p in by_parameter]))
     return [_rows(torch.stack(rows))]
 
 
-def _logits_by_records(network: Network, x: Tensor, inputs: Tensor) -> Tensor:
-    return torch.cat([network.logits(x, record) for record in torch.split(inputs, 1)])
+def _outputs_by_records(network: Network, x: Tensor, inputs: Inputs) -> Tensor:
+    return torch.cat([network.outputs(x, record) for record in split(inputs, 1)])
 
 
-def _logits_of_batch(network: Network, x: Tensor, inputs: Tensor) -> Tensor:
+def _outputs_of_batch(network: Network, x: Tensor, inputs: Inputs) -> Tensor:
     """Outputs with gradients enabled, as in training, because every record is then rounded alike."""
     module = network.replica().load(x)
-    blocks = (pad_records(block, ONE_SHAPE) for block in torch.split(inputs, ONE_SHAPE))
+    blocks = (map_inputs(lambda t: pad_records(t, ONE_SHAPE), block) for block in split(inputs, ONE_SHAPE))
     with torch.enable_grad():
-        return torch.cat([module(block).detach() for block in blocks])[: len(inputs)]
+        return torch.cat([main_output(call(module, block)).detach() for block in blocks])[: len(inputs)]
 
 
-LAYERS = Kernel("layers", 256, PAD, _by_layers, _logits_of_batch)
-VMAPPED = Kernel("vmapped", 64, PAD, _by_vmap, _logits_by_vmap)
-RECORDS = Kernel("records", 16, 1, _by_records, _logits_by_records)
+LAYERS = Kernel("layers", 256, PAD, _by_layers, _outputs_of_batch)
+VMAPPED = Kernel("vmapped", 64, PAD, _by_vmap, _outputs_by_vmap)
+RECORDS = Kernel("records", 16, 1, _by_records, _outputs_by_records)

@@ -4,13 +4,18 @@ import copy
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
 
 from pdsl.models.zoo import MIXES_RECORDS, AlignedLinear
+from pdsl.tasks import MultiClass, Task
 from pdsl.utils.errors import PdslError
+from pdsl.utils.inputs import Inputs, call, channels_last, describe_shape
 
+CLASSIFICATION = MultiClass()
+TRIED = 8  # public records on which model and loss are tried
 EVALUATION_BLOCK = 250  # records per forward pass: few calls from Python, and little memory
 
 
@@ -21,7 +26,7 @@ class Replica:
         self.module = copy.deepcopy(module).to(device).eval()
         for layer in self.module.modules():
             AlignedLinear.replace(layer)
-        parameters = list(self.module.parameters())
+        parameters = trainable(self.module)
         self.flat = torch.cat([p.detach().reshape(-1) for p in parameters])
         at = 0
         for p in parameters:
@@ -59,16 +64,40 @@ def _fingerprint(value: object, depth: int = 3) -> object:
     return id(value)
 
 
+def trainable(module: nn.Module) -> list[nn.Parameter]:
+    """Parameters that are trained. Frozen ones (requires_grad=False) are neither sent nor clipped nor noised."""
+    return [p for p in module.parameters() if p.requires_grad]
+
+
+def main_output(out: object) -> Tensor:
+    """The tensor of a model's output: the output itself, its `logits`, or the first item of a tuple."""
+    if isinstance(out, Mapping) and "logits" in out:
+        out = out["logits"]
+    elif not isinstance(out, Tensor) and hasattr(out, "logits"):
+        out = out.logits
+    elif isinstance(out, tuple | list) and out:
+        out = out[0]
+    if not isinstance(out, Tensor):
+        raise PdslError(
+            f"the model returns a {type(out).__name__}; return a tensor, a mapping or object with `logits`, or a tuple"
+            " that starts with them"
+        )
+    return out
+
+
 class Network:
-    """A module's architecture, evaluated at any flat parameter vector. Thread-safe.
+    """A module's architecture with a task's loss, evaluated at any flat parameter vector. Thread-safe.
+
+    The vector has the trainable parameters only. Frozen parameters and buffers keep the values of the given module.
 
     The module runs in evaluation mode. Dropout is off, because it draws from a global random generator, which would
     make runs irreproducible. BatchNorm uses the statistics of the current batch, and is refused where records must not
     mix.
     """
 
-    def __init__(self, module: nn.Module, device: str = "cpu"):
+    def __init__(self, module: nn.Module, device: str = "cpu", task: Task = CLASSIFICATION):
         self.device = torch.device(device)
+        self.task = task
         if any(nn.parameter.is_lazy(t) for t in (*module.parameters(), *module.buffers())):
             raise PdslError("the model has uninitialised lazy layers; run it once on a batch first")
         self.module = copy.deepcopy(module).eval()
@@ -77,15 +106,12 @@ class Network:
                 layer.running_mean = layer.running_var = layer.num_batches_tracked = None
             if getattr(layer, "inplace", False):
                 setattr(layer, "inplace", False)  # noqa: B010  gradients need a layer's output after the next layer has run
-        self.num_parameters = sum(p.numel() for p in self.module.parameters())
+        self.num_parameters = sum(p.numel() for p in trainable(self.module))
         if self.num_parameters == 0:
-            raise PdslError("the model has no parameters to train")
-        if any(p.dtype != torch.float32 for p in self.module.parameters()):
-            raise PdslError("the model's parameters must all be float32; try model.float()")
-        if not all(p.requires_grad for p in self.module.parameters()):
-            raise PdslError(
-                "the model has frozen parameters, which noise and gossip would change; use register_buffer for them"
-            )
+            some = next(self.module.parameters(), None) is not None
+            raise PdslError(f"the model has no parameters to train{'; all are frozen' if some else ''}")
+        if any(p.dtype != torch.float32 for p in trainable(self.module)):
+            raise PdslError("the model's trained parameters must all be float32; try model.float()")
         self._local = threading.local()
 
     @property
@@ -95,7 +121,7 @@ class Network:
 
     def initial_parameters(self) -> Tensor:
         """Parameters of the module as a flat vector x⁰ [d]."""
-        return torch.cat([p.detach().reshape(-1) for p in self.module.parameters()]).to(self.device)
+        return torch.cat([p.detach().reshape(-1) for p in trainable(self.module)]).to(self.device)
 
     def perturbed_parameters(self) -> Tensor:
         """Parameters [d] other than the initial ones, at which a last layer of zeros would hide all other gradients."""
@@ -119,50 +145,52 @@ class Network:
                 " forward, so the gradient of a record depends on others; make forward stateless"
             )
 
-    @torch.no_grad()
-    def logits(self, x: Tensor, inputs: Tensor) -> Tensor:
-        """Logits [n, classes] of the model with parameters x [d]."""
-        module = self.replica().load(x)
-        blocks = torch.tensor_split(inputs, -(-len(inputs) // EVALUATION_BLOCK))  # even: BatchNorm refuses 1 record
-        return torch.cat([module(channels_last(block)) for block in blocks])
+    def forward(self, module: nn.Module, inputs: Inputs) -> Tensor:
+        """Outputs [n, ...] of a replica's module."""
+        return main_output(call(module, inputs))
 
-    def check(self, inputs: Tensor, classes: int) -> None:
-        """Run the model once, so that a mismatch of shapes is found before anything is written."""
+    def losses(self, module: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
+        """Loss of each record [n]."""
+        return self.task.losses(self.forward(module, inputs), targets)
+
+    @torch.no_grad()
+    def outputs(self, x: Tensor, inputs: Inputs) -> Tensor:
+        """Outputs [n, ...] of the model with parameters x [d]."""
+        module = self.replica().load(x)
+        blocks = max(1, -(-len(inputs) // EVALUATION_BLOCK))
+        size, larger = divmod(len(inputs), blocks)  # even blocks: BatchNorm refuses 1 record
+        ends = [0, *accumulate(size + (b < larger) for b in range(blocks))]
+        return torch.cat([self.forward(module, channels_last(inputs[a:b])) for a, b in pairwise(ends)])
+
+    def try_outputs(self, inputs: Inputs) -> Tensor:
+        """Outputs of the initial model; PdslError if the model does not accept the records."""
         try:
-            out = self.logits(self.initial_parameters(), inputs[:2].to(self.device))
+            out = self.outputs(self.initial_parameters(), inputs.to(self.device))
         except (RuntimeError, TypeError, ValueError, IndexError) as e:
             first_line = next(iter(str(e).splitlines()), type(e).__name__)
+            raise PdslError(f"the model does not accept records of shape {describe_shape(inputs)}: {first_line}") from e
+        if out.ndim == 0 or len(out) != len(inputs):
             raise PdslError(
-                f"the model does not accept records of shape {tuple(inputs.shape[1:])}: {first_line}"
-            ) from e
-        if out.ndim != 2 or out.shape[1] < classes:
-            raise PdslError(
-                f"the model returns an output of shape {tuple(out.shape[1:])} per record; {classes} classes need"
-                f" a vector of at least {classes} scores"
+                f"the model returns an output of shape {list(out.shape)} for {len(inputs)} records; return a row per"
+                " record"
             )
+        return out
+
+    def count_outputs(self, inputs: Inputs) -> int:
+        """Numbers that the model returns per record."""
+        return self.try_outputs(inputs[:2])[0].numel()
+
+    def check(self, inputs: Inputs, targets: Tensor) -> None:
+        """Run the model once, so that a mismatch of shapes is found before anything is written."""
+        out = self.try_outputs(inputs[:TRIED])
+        self.task.check(out, targets[:TRIED].to(self.device))
 
     def to_module(self, x: Tensor) -> nn.Module:
         """Copy of the module with parameters x [d]."""
         module = copy.deepcopy(self.module)
-        nn.utils.vector_to_parameters(x.detach().cpu(), module.parameters())
+        nn.utils.vector_to_parameters(x.detach().cpu(), trainable(module))
         return module
 
     def shapes(self) -> Iterator[tuple[str, torch.Size]]:
-        """Names and shapes of the parameters, in the order of the flat vector."""
-        return ((name, p.shape) for name, p in self.module.named_parameters())
-
-
-def channels_last(inputs: Tensor) -> Tensor:
-    """Convert images to the layout (row, column, channel), the fastest on CPUs; other records are not changed.
-
-    `to` also sets the strides of one-channel images, which `contiguous` would not. A convolution chooses the layout of
-    its output by them.
-    """
-    if inputs.ndim != 4:
-        return inputs
-    return inputs.to(memory_format=torch.channels_last)
-
-
-def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """Fraction of records whose label has the largest logit."""
-    return (logits.argmax(-1) == labels).double().mean().item()
+        """Names and shapes of the trained parameters, in the order of the flat vector."""
+        return ((name, p.shape) for name, p in self.module.named_parameters() if p.requires_grad)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from pdsl.settings import ModelSettings
 from pdsl.utils.errors import PdslError
 from pdsl.utils.imports import import_object
+from pdsl.utils.inputs import Inputs, describe_shape
 from pdsl.utils.random import Streams
 
 MIXES_RECORDS = nn.modules.batchnorm._BatchNorm
@@ -186,8 +187,8 @@ MODELS: dict[str, Callable[[torch.Size, int, ModelSettings], nn.Module]] = {
 DEFAULT_MODEL = {"digits": "softmax", "mnist": "mnist-cnn", "fashion-mnist": "mnist-cnn", "cifar10": "cifar10-cnn"}
 
 
-def build(settings: ModelSettings, data: str, shape: torch.Size, classes: int, streams: Streams) -> nn.Module:
-    """Create the module of the settings, initialised from the run's seed only."""
+def build(settings: ModelSettings, data: str, inputs: Inputs, outputs: int, streams: Streams) -> nn.Module:
+    """Create the module of the settings for records like `inputs`, initialised from the run's seed only."""
     name = DEFAULT_MODEL.get(data, "mlp") if settings.name == "auto" else settings.name
     seed = int(streams.generator("init").integers(2**63))
     with torch.random.fork_rng(devices=[]):
@@ -195,15 +196,28 @@ def build(settings: ModelSettings, data: str, shape: torch.Size, classes: int, s
         factory = import_object(name, "model.name") if ":" in name else None
         torch.manual_seed(seed)
         if name in MODELS:
+            shape = _check_built_in(name, inputs, outputs)
             if "cnn" in name and (len(shape) != 3 or min(shape[1:]) < 4):
                 raise PdslError(
                     f"model.name={name} needs images of at least 4×4 pixels with channels, not records of shape"
                     f" {tuple(shape)}; try model.name=mlp"
                 )
-            return MODELS[name](shape, classes, settings)
+            return MODELS[name](shape, outputs, settings)
         if factory is not None:
             return _call_factory(name, factory)
     raise PdslError(f"model.name: no model '{name}'; choose {', '.join(MODELS)}, or give package.module:callable")
+
+
+def _check_built_in(name: str, inputs: Inputs, outputs: int) -> torch.Size:
+    """Shape of a record; PdslError if a built-in model cannot take the records or serve the task."""
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        raise PdslError(
+            f"model.name={name} takes one tensor of floats per record, not {describe_shape(inputs)};"
+            " give your own model"
+        )
+    if outputs == 0:
+        raise PdslError(f"model.name={name} does not know how many outputs a custom loss needs; give your own model")
+    return inputs.shape[1:]
 
 
 def _call_factory(path: str, factory: object) -> nn.Module:

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from pdsl.data import load, partition, split_public
 from pdsl.peer.experiment import describe_task
@@ -70,6 +71,7 @@ def _distribute_digits(members: list[Identity]) -> float:
     """Write heterogeneous shares of the digits to the members' folders. Returns the mean number of records."""
     streams = Streams(0)
     digits = load(DataSettings(), streams)
+    assert isinstance(digits.x, Tensor)
     parts = partition(digits.y, len(members), PartitionSettings(mu=1.0), streams, None)
     (q_x, q_y), (x, y) = split_public(digits, None, streams)
     public: JsonDict = {"x_validation": q_x, "y_validation": q_y, "x_test": x, "y_test": y}

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from pdsl.config import Config
 from pdsl.data import Batches, Data, label_counts
 from pdsl.data.custom import load_public, load_records
 from pdsl.data.validation import Records, check_classes, check_shapes
@@ -25,18 +25,44 @@ from pdsl.training.experiment import Experiment, make_seal
 from pdsl.utils.errors import PdslError
 from pdsl.utils.format import format_epsilon
 from pdsl.utils.random import SecretStreams, Streams
+from pdsl.utils.types import JsonDict
 
 
 def describe_task(path: Path, records: float, classes: int | None) -> TaskDescription:
     """Describe the task of a plan from the public file and the agreed number of records."""
     test, validation = load_public(path)
-    found = 1 + max(int(part.y.max()) for part in (test, validation))
-    shape = tuple(test.x.shape[1:])
-    values = {"records": records, "shape": shape, "classes": classes or found, "public": file_sha256(path)}
+    values = {
+        "records": records,
+        "shape": tuple(test.x.shape[1:]),
+        **_describe_targets(test.y, validation.y, classes),
+        "public": file_sha256(path),
+    }
     task = validate_section(TaskDescription, "task", values, "the plan's task")
     check_shapes([test, validation])
-    check_classes([test, validation], task.classes)
+    _check_targets([test, validation], task)
     return task
+
+
+def _describe_targets(test: Tensor, public: Tensor, classes: int | None) -> JsonDict:
+    shape = tuple(test.shape[1:])
+    if test.is_floating_point():
+        return {"targets": "numbers", "classes": 0, "target_shape": shape}
+    if test.ndim == 2:
+        return {"targets": "labels", "classes": test.shape[1], "target_shape": shape}
+    return {"targets": "classes", "classes": classes or 1 + max(int(y.max()) for y in (test, public))}
+
+
+def _check_targets(parts: list[Records], task: TaskDescription) -> None:
+    """Raise PdslError unless the targets have the type and shape that the plan describes."""
+    for part in parts:
+        found = _describe_targets(part.y, part.y, None)
+        if found["targets"] != task.targets or tuple(part.y.shape[1:]) != task.target_shape:
+            raise PdslError(
+                f"{part.where}: y holds {found['targets']} of shape {list(part.y.shape[1:])} per record, but the plan"
+                f" requires {task.targets} of shape {list(task.target_shape)}; convert it"
+            )
+    if task.targets == "classes":
+        check_classes(parts, task.classes)
 
 
 def file_sha256(path: Path) -> str:
@@ -46,12 +72,12 @@ def file_sha256(path: Path) -> str:
         raise PdslError(f"{path}: {e.strerror}; copy the public file that came with the plan there") from e
 
 
-def build_network(config: Config, task: TaskDescription) -> Network:
-    """Build the agreed model with its agreed initial parameters."""
-    shape = torch.Size(task.shape)
-    module = build_model(config.model, "npz", shape, task.classes, Streams(config.seed))
-    network = Network(module, config.engine.device)
-    network.check(torch.zeros(2, *shape), task.classes)
+def build_network(plan: TrainingPlan, public: Tensor | None = None) -> Network:
+    """Build the agreed model with its agreed initial parameters. `public`: targets of the public set, for the loss."""
+    config, inputs, task = plan.config, torch.zeros(2, *plan.task.shape), plan.build_task(public)
+    module = build_model(config.model, "npz", inputs, task.outputs, Streams(config.seed))
+    network = Network(module, config.engine.device, task)
+    network.check(inputs, torch.zeros(2, *plan.task.target_shape, dtype=torch.int64))
     return network
 
 
@@ -67,13 +93,13 @@ def load_data(own: Identity, plan: TrainingPlan) -> tuple[Records, Records, Reco
             f"{own.folder / DATA}: records have shape {shape}, but the plan requires {planned}; convert them"
         )
     check_shapes([records, test, validation])
-    check_classes([records, test, validation], plan.task.classes)
+    _check_targets([records, test, validation], plan.task)
     return records, test, validation
 
 
 def agreed_mechanisms(plan: TrainingPlan) -> list[Mechanism]:
     """Mechanism of each member in a round with all its neighbours, derived from the plan alone."""
-    config, graph, d = plan.config, plan.graph, build_network(plan.config, plan.task).num_parameters
+    config, graph, d = plan.config, plan.graph, build_network(plan).num_parameters
     batches = Batches([1] * graph.agents, config.batch, Streams(config.seed), plan.task.records)
     releases = [config.algorithm.releases_in(graph, i) for i in range(graph.agents)]
     found = mechanisms(config.privacy, graph, batches, releases, config.rounds, config.share_floor, d)

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import tomli_w
-from pydantic import Field, ValidationError
+import torch
+from pydantic import Field, PositiveInt, ValidationError
+from torch import Tensor
 
 from pdsl import topology
 from pdsl.algorithms import ALGORITHMS, PDSL
@@ -22,12 +24,13 @@ from pdsl.config import Config, load, validate
 from pdsl.models.zoo import DEFAULT_MODEL, MODELS
 from pdsl.peer.identity import PeerInfo, parse_toml, read_toml
 from pdsl.settings import AttackSettings, Section
+from pdsl.tasks import Task, build_task
 from pdsl.topology import Graph
 from pdsl.utils.errors import PdslError
 from pdsl.utils.random import Streams
 from pdsl.utils.types import JsonDict
 
-FORMAT = 5
+FORMAT = 6
 MAX_MEMBERS = 1000
 MAX_RECORD_SIZE = 10**8  # numbers in a record
 LOCAL = ("data", "partition", "engine")  # sections that each organisation sets for itself
@@ -38,8 +41,13 @@ class TaskDescription(Section):
 
     records: float = Field(ge=1, description="records of an average organisation; determines the sampling rate")
     shape: tuple[int, ...] = Field(min_length=1, max_length=8, description="shape of a record")
-    classes: int = Field(ge=2, le=1_000_000)
+    targets: Literal["classes", "labels", "numbers"] = Field("classes", description="what is predicted")
+    classes: int = Field(ge=0, le=1_000_000, description="number of classes or labels; 0 for numbers")
+    target_shape: tuple[PositiveInt, ...] = Field((), max_length=1, description="shape of a record's target")
     public: str = Field(pattern="^[0-9a-f]{64}$", description="SHA-256 of public.npz: Q and the test set")
+
+
+KINDS = {"classes": ("multiclass", "binary"), "labels": ("multilabel",), "numbers": ("regression",)}
 
 
 class Timeouts(Section):
@@ -83,6 +91,14 @@ class TrainingPlan:
     @cached_property
     def graph(self) -> Graph:
         return topology.build(self.config.graph, Streams(self.config.seed))
+
+    def build_task(self, public: Tensor | None = None) -> Task:
+        """The task; class weights and scales come from the targets of the public set, if these are given."""
+        if public is None:
+            dtype = torch.float32 if self.task.targets == "numbers" else torch.int64
+            public = torch.zeros(2, *self.task.target_shape, dtype=dtype)
+        settings, kinds = self.config.task, KINDS[self.task.targets]
+        return build_task(settings, kinds[0] if settings.kind == "auto" else settings.kind, self.task.classes, public)
 
     def agent(self, name: str) -> int:
         """Index of the agent of an organisation."""
@@ -184,6 +200,16 @@ def _check(plan: TrainingPlan) -> None:
         raise PdslError("plan: a graph.kind that needs no file is required; choose ring, full, star or similar")
     if config.model.name not in MODELS:
         raise PdslError(f"plan: model.name={config.model.name!r:.60} is not built in; choose {', '.join(MODELS)}")
+    if config.task.loss is not None or config.task.metric is not None:
+        raise PdslError("plan: task.loss and task.metric would run code; choose a built-in task and leave them out")
+    if config.task.kind not in ("auto", *KINDS[plan.task.targets]):
+        raise PdslError(
+            f"plan: task.kind={config.task.kind}, but the public targets are {plan.task.targets}; choose"
+            f" {' or '.join(KINDS[plan.task.targets])}"
+        )
+    if plan.task.targets != "numbers" and plan.task.classes < (1 if plan.task.targets == "labels" else 2):
+        raise PdslError(f"plan: task.classes={plan.task.classes} is too few; correct it")
+    config.algorithm.check_task(plan.build_task())
     if config.privacy.mode == "none" or config.privacy.randomness != "system":
         raise PdslError("plan: peers always add secret noise; set privacy.mode=total and privacy.randomness=system")
     if 0 in (config.privacy.sigma, config.privacy.noise_multiplier):

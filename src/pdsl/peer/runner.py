@@ -115,7 +115,7 @@ class _PeerRun:
         self.me = plan.agent(own.card.name)
         self.names = [card.name for card in plan.members]
         self.events = Events(directory.path / "events.jsonl")
-        network = build_network(plan.config, plan.task)
+        network = build_network(plan, load_data(own, plan)[2].y)
         self.transport = Transport(loop, own, plan, self.events, network.num_parameters)
         ledger = self._load_ledger()
         self.generation = start_generation(directory.path, ledger, self.events)
@@ -356,9 +356,10 @@ class _PeerRun:
             "stopped": self.stopped,
             "refused": self.events.counts["refused"],
             "seconds": round(time.monotonic() - self.began, 3),
-            "accuracy": evaluation.accuracy,
-            "accuracy_of_mean": evaluation.accuracy_of_mean,
-            "accuracy_per_agent": evaluation.accuracies,
+            "metric": evaluation.metric,
+            evaluation.metric: evaluation.score,
+            f"{evaluation.metric}_of_mean": evaluation.score_of_mean,
+            f"{evaluation.metric}_per_agent": evaluation.scores,
             "loss": evaluation.loss,
             "rounds": len(p.rows),
             "rounds_run": len(run),

@@ -11,7 +11,7 @@ import hmac
 import inspect
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from importlib.metadata import version
@@ -19,14 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pdsl.privacy.accounting import Mechanism
 from pdsl.privacy.ledger import Ledger
 from pdsl.settings import flat
 from pdsl.topology import Graph
 from pdsl.utils.errors import PdslError
+from pdsl.utils.inputs import Inputs, tensors_of
 
+Code = type | Callable[..., object]
 DIGESTS, SEAL = "tied_to", "seal"  # fields of ledger.json
 PARTS = {  # digest → the part that changed; the secret first, because it is the key of the others
     "secret": "secret.key",
@@ -97,10 +99,10 @@ def settings_digest(settings: Mapping[str, Any], excluded: Sequence[str]) -> str
     return hashlib.sha256(json.dumps(included, sort_keys=True).encode()).hexdigest()
 
 
-def tensors_digest(tensors: Iterable[Tensor]) -> str:
+def tensors_digest(tensors: Iterable[Inputs]) -> str:
     """Digest of values, shapes and order."""
     digest = hashlib.sha256()
-    for tensor in tensors:
+    for tensor in (tensor for inputs in tensors for tensor in tensors_of(inputs)):
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().data)
     return digest.hexdigest()
@@ -117,14 +119,14 @@ def model_digest(module: nn.Module) -> str:
     return hashlib.sha256(f"{module} {tensors} {code_digest({type(m) for m in module.modules()})}".encode()).hexdigest()
 
 
-def code_digest(classes: Iterable[type]) -> str:
-    """Digest of the source files of classes outside torch and pdsl; of their names if there is no source file."""
+def code_digest(classes: Iterable[Code]) -> str:
+    """Digest of the source files of code outside torch and pdsl; of its names if there is no source file."""
     own = [c for c in classes if c.__module__.partition(".")[0] not in ("torch", "pdsl")]
     return hashlib.sha256("\n".join(sorted(_code_of(c) for c in own)).encode()).hexdigest()
 
 
-def _code_of(kind: type) -> str:
-    name = f"{kind.__module__}.{kind.__qualname__}"
+def _code_of(kind: Code) -> str:
+    name = f"{kind.__module__}.{getattr(kind, '__qualname__', type(kind).__qualname__)}"
     try:
         file = inspect.getsourcefile(kind)
         return f"{name} {hashlib.sha256(Path(file or '').read_bytes()).hexdigest()}"

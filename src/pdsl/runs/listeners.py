@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from pdsl.runs.result import Summary
 
 LINES = 10  # progress lines of a run without a terminal
-SCALARS = (
-    *("accuracy", "accuracy_min", "accuracy_max", "accuracy_of_mean"),
-    *("loss", "loss_min", "loss_max", "epsilon", "consensus", "bytes"),
-)
+UNPLOTTED = ("round", "messages", "bytes_between_processes")
 
 
 class RunListener:
@@ -75,6 +72,7 @@ class Progress(RunListener):
         self._console = console
         self._rounds = rounds
         self._measured = ""
+        self._metric = "accuracy"
         self._start = time.monotonic()
         self._first = 0
         self._bar = Bar(
@@ -91,14 +89,19 @@ class Progress(RunListener):
         self._task = self._bar.add_task("rounds", total=rounds, measured="")
 
     def on_start(self, experiment: Experiment, path: Path | None, records: Sequence[RoundRecord]) -> None:
+        self._metric = experiment.task.metric
         for record in records[-1:]:
             self.on_round(record)
 
     def on_round(self, record: RoundRecord) -> None:
         t = record["round"]
-        if "accuracy" in record:
-            loss = "not finite" if record["loss"] is None else f"{record['loss']:.4f}"
-            self._measured = f"loss {loss}  accuracy {record['accuracy']:.4f}"
+        values: JsonDict = dict(record)
+        if "loss" in record:
+            shown = [name for name in ("loss", self._metric) if name in values]
+            self._measured = "  ".join(
+                f"{name} {'not finite' if values[name] is None else f'{values[name]:.4f}'}"
+                for name in dict.fromkeys(shown)
+            )
         self._bar.update(self._task, completed=t, measured=self._measured)
         if not self._console.is_terminal:
             self._line(t)
@@ -146,7 +149,7 @@ class TensorBoard(RunListener):
         if self._writer is None:  # a resumed run replaces the points after its first record
             self._writer = self._make(str(self._folder), purge_step=record["round"])
         values: JsonDict = dict(record)
-        for name in SCALARS:
-            if values.get(name) is not None:
-                self._writer.add_scalar(name, values[name], record["round"])
+        for name, value in values.items():
+            if isinstance(value, int | float) and name not in UNPLOTTED:
+                self._writer.add_scalar(name, value, record["round"])
         self._writer.flush()

@@ -1,40 +1,49 @@
 """The result of a run: models, Shapley values and a summary, in memory and on disk."""
 
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import nn
 
+from pdsl.metrics import Metrics
 from pdsl.privacy import Ledger
 from pdsl.privacy.statement import adversaries, statement
 from pdsl.report import write_report
 from pdsl.runs.checkpoints import Checkpoint
 from pdsl.runs.directory import MODEL, SUMMARY, RunDirectory
-from pdsl.training.evaluation import Evaluation, finite
+from pdsl.training.evaluation import Evaluation, finite, measure_model
 from pdsl.training.experiment import Experiment
 from pdsl.training.records import RoundRecord
 from pdsl.training.trainer import State, state_tensors
 from pdsl.utils.errors import PdslError
+from pdsl.utils.types import JsonDict
 
 
-class Summary(TypedDict):
-    """The result as plain values: summary.json, and the output of `pdsl run --json`."""
+class Summary(TypedDict, total=False):
+    """The result as plain values: summary.json, and the output of `pdsl run --json`.
 
-    accuracy: float  # mean over the agents' own models, on the test set
-    accuracy_of_mean: float
+    With the headline metric m (accuracy, rmse, loss) there are also m, its mean over the agents' own models on the test
+    set; m_of_mean, that of the mean model; and m_per_agent. `headline` reads them.
+    """
+
+    metric: str  # name of the headline metric
+    metrics: JsonDict  # all metrics of the mean model on the test set
     loss: float | None
     rounds: int
     agents: int
     algorithm: str
     seconds: float
     run: str | None  # the run directory
-    accuracy_per_agent: list[float]
+    names: list[str]  # of the agents
     bytes: int
     bytes_between_processes: int
     graph: str
@@ -62,14 +71,34 @@ class Result:
     ledger: Ledger | None = None
 
     @property
+    def score(self) -> float:
+        """Headline metric of the task on the test set: mean over the agents' own models."""
+        return self.evaluation.score
+
+    @property
+    def score_of_mean(self) -> float:
+        """Headline metric of the task on the test set, for the mean of the agents' models."""
+        return self.evaluation.score_of_mean
+
+    @property
     def accuracy(self) -> float:
         """Mean over the agents of the test accuracy of their own models."""
-        return self.evaluation.accuracy
+        return self._accuracy(self.evaluation.score)
 
     @property
     def accuracy_of_mean(self) -> float:
         """Test accuracy of the mean of the agents' models."""
-        return self.evaluation.accuracy_of_mean
+        return self._accuracy(self.evaluation.score_of_mean)
+
+    def _accuracy(self, score: float) -> float:
+        if self.evaluation.metric != "accuracy":
+            raise PdslError(f"this task has no accuracy; its headline is {self.evaluation.metric}: use result.score")
+        return score
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """All metrics of the mean model on the test set."""
+        return measure_model(self.experiment, self.evaluation.mean)
 
     @property
     def loss(self) -> float | None:
@@ -123,16 +152,21 @@ class Result:
 def summarise(result: Result) -> Summary:
     """The result as plain values."""
     e, c, ev, ledger = result.experiment, result.experiment.config, result.evaluation, result.ledger
-    return {
-        "accuracy": ev.accuracy,
-        "accuracy_of_mean": ev.accuracy_of_mean,
+    scores = {
+        ev.metric: finite(ev.score),
+        f"{ev.metric}_of_mean": finite(ev.score_of_mean),
+        f"{ev.metric}_per_agent": [finite(score) for score in ev.scores],
+    }
+    rest: Summary = {
+        "metric": ev.metric,
+        "metrics": {**result.metrics, **ev.own},
         "loss": ev.loss,
         "rounds": len(result.rows),
         "agents": e.graph.agents,
         "algorithm": c.algorithm.name,
         "seconds": round(result.seconds, 3),
         "run": None,
-        "accuracy_per_agent": ev.accuracies,
+        "names": list(e.agent_names),
         "bytes": sum(row["bytes"] for row in result.rows),
         "bytes_between_processes": sum(row.get("bytes_between_processes", 0) for row in result.rows),
         "graph": e.graph.describe(),
@@ -147,6 +181,13 @@ def summarise(result: Result) -> Summary:
         "models_sha256": ev.models_sha256,
         "notes": [e.data.note] if e.data.note else [],
     }
+    return cast(Summary, {**scores, **rest})
+
+
+def headline(summary: Mapping[str, object], suffix: str = "") -> float:
+    """Headline metric of a summary; `suffix` _of_mean: that of the mean model. NaN if it is not finite."""
+    value = summary[f"{summary['metric']}{suffix}"]
+    return float(value) if isinstance(value, int | float) else math.nan
 
 
 def stop_reason(result: Result) -> str | None:

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from pdsl.gradients.clipping import row_digests
 from pdsl.models.network import Network
@@ -22,14 +22,15 @@ from pdsl.shapley.coalitions import (
     members,
     monte_carlo,
 )
+from pdsl.tasks import Task
+from pdsl.utils.inputs import Inputs
 from pdsl.utils.random import Streams
 from pdsl.utils.workers import Workers
 
 SMALL_WORK = 2**20  # records times parameters evaluated in one task, so that small models need few calls
 LOGITS_BLOCK = 250  # records whose logits of all coalitions are held at once
 CHECKED_COALITIONS = 4  # coalitions per fidelity check of 'fast'
-LOSS_UNIT = 2**-20  # losses are integer multiples of this unit, so that sums are exact
-MAX_LOSS = 20.0  # loss of one record; bounds the effect of a message that ruins the model
+LOSS_STEPS = 2**20  # losses are multiples of cap / 20 / LOSS_STEPS, so that sums are exact
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Validation:
     """
 
     network: Network
-    inputs: Tensor
+    inputs: Inputs
     labels: Tensor
     streams: Streams
     workers: Workers
@@ -69,7 +70,7 @@ class Validation:
         if settings.sample is not None and settings.sample < len(self.labels):
             return self._sample(t, settings.sample).contributions(t, agents, x, candidates, settings)
         plans = [self._plan(t, agent, len(c), settings) for agent, c in zip(agents, candidates, strict=True)]
-        value_fn = VALUE_FUNCTIONS[settings.value]
+        value_fn = value_function(settings.value, self.network.task)
         empty = self._evaluate_distinct(x, value_fn) if settings.empty_value == "model" else [0] * len(x)
 
         # Agents with equal candidates (a full graph without noise) play the same game. It is evaluated once.
@@ -109,7 +110,7 @@ class Validation:
             return None
         sizes = generator.integers(2, len(models) + 1, CHECKED_COALITIONS)
         masks = {sum(1 << int(j) for j in generator.choice(len(models), size, replace=False)) for size in sizes}
-        value_fn = VALUE_FUNCTIONS[settings.value]
+        value_fn = value_function(settings.value, self.network.task)
         by_logits, true = (
             _Game(models, estimator, value_fn, dict.fromkeys(sorted(masks))) for estimator in ("fast", "exact")
         )
@@ -161,7 +162,7 @@ class Validation:
 
         This is exact to first order, because x_{i,S} is a small step from x_i.
         """
-        logits = torch.stack(self.workers.map(lambda x: self.network.logits(x, self.inputs), game.models))
+        logits = torch.stack(self.workers.map(lambda x: self.network.outputs(x, self.inputs), game.models))
         logits = game.value_fn.preprocess(logits)  # centring and averaging commute
         starts = range(0, len(self.labels), LOGITS_BLOCK)
         blocks = [slice(start, start + LOGITS_BLOCK) for start in starts]
@@ -173,8 +174,8 @@ class Validation:
 
     def _evaluate_models(self, models: Iterable[Tensor], value_fn: "ValueFunction") -> list[int]:
         """Value on Q of each model [d]."""
-        logits = torch.stack([self.network.logits(x, self.inputs) for x in models])
-        values: list[int] = value_fn.of(value_fn.preprocess(logits), self.labels).tolist()
+        outputs = torch.stack([self.network.outputs(x, self.inputs) for x in models])
+        values: list[int] = value_fn.of(value_fn.preprocess(outputs), self.labels).tolist()
         return values
 
     def _evaluate_distinct(self, x: Tensor, value_fn: "ValueFunction") -> list[int]:
@@ -190,37 +191,38 @@ class Validation:
 class ValueFunction:
     """Quality of a model, summed over records, in integer multiples of a unit."""
 
-    of: Callable[[Tensor, Tensor], Tensor]  # logits [..., n, classes], labels [n] → [...] int64
+    of: Callable[[Tensor, Tensor], Tensor]  # outputs of m models [m, n, ...], targets [n, ...] → [m] int64
     unit: float
-    centred: bool = False
-
-    def preprocess(self, logits: Tensor) -> Tensor:
-        """If `centred`, subtract each class's mean over Q from the logits [..., n, classes].
-
-        The value then depends on how well classes are separated, not on how often each is predicted. With
-        heterogeneous data every agent pushes towards its own classes, so without centring an attacker that pushes
-        towards rare classes would seem to help.
-        """
-        return logits - logits.mean(-2, keepdim=True) if self.centred else logits
+    preprocess: Callable[[Tensor], Tensor] = lambda outputs: outputs  # of outputs [m, n, ...]
 
 
-def _hits(logits: Tensor, labels: Tensor) -> Tensor:
-    return (logits.argmax(-1) == labels).sum(-1)
+def value_function(name: str, task: Task) -> ValueFunction:
+    """The value function of the `shapley.value` setting for a task.
+
+    `centred` subtracts each class's mean over Q from the logits. The value then depends on how well classes are
+    separated, not on how often each is predicted. With heterogeneous data every agent pushes towards its own classes,
+    so without centring an attacker that pushes towards rare classes would seem to help. For tasks without classes it is
+    the same as `loss`.
+    """
+    if name == "accuracy":
+        return ValueFunction(lambda outputs, targets: _hits(task, outputs, targets), 1.0)
+    unit = task.max_loss / 20 / LOSS_STEPS
+    minus_loss = partial(_minus_loss, task, unit)
+    return ValueFunction(minus_loss, unit, task.centre) if name == "centred" else ValueFunction(minus_loss, unit)
 
 
-def _minus_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Minus the loss; a record without a finite loss counts as MAX_LOSS."""
-    rows = logits.reshape(-1, logits.shape[-1])
-    losses = cross_entropy(rows, labels.repeat(len(rows) // len(labels)), reduction="none")
-    bounded = losses.nan_to_num(MAX_LOSS, posinf=MAX_LOSS).clamp(max=MAX_LOSS)
-    return -(bounded.double() / LOSS_UNIT).round().long().view(logits.shape[:-1]).sum(-1)
+def _hits(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Correct predictions; of several labels per record, all count."""
+    return torch.stack([(task.predict(of_model) == targets).sum() for of_model in outputs])
 
 
-VALUE_FUNCTIONS = {
-    "accuracy": ValueFunction(_hits, 1.0),
-    "loss": ValueFunction(_minus_loss, LOSS_UNIT),
-    "centred": ValueFunction(_minus_loss, LOSS_UNIT, centred=True),
-}
+def _minus_loss(task: Task, unit: float, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Minus the loss; a record without a finite loss counts as the cap of the task."""
+    repeated = targets.repeat(len(outputs), *(1 for _ in targets.shape[1:]))
+    losses = task.losses(outputs.flatten(0, 1), repeated)
+    bounded = losses.nan_to_num(task.max_loss, posinf=task.max_loss, neginf=-task.max_loss)
+    bounded = bounded.clamp(-task.max_loss, task.max_loss)
+    return -(bounded.double() / unit).round().long().view(outputs.shape[:2]).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -238,10 +240,10 @@ class _Game:
 
 
 def _values_of_means(logits: Tensor, masks: Sequence[int], labels: Tensor, value_fn: ValueFunction) -> Tensor:
-    """Value of each coalition's mean logits: [k, n, classes] → [coalitions]."""
+    """Value of each coalition's mean outputs: [k, n, ...] → [coalitions]."""
     if not torch.isfinite(logits).all():  # so that a diverged member affects only its own coalitions
-        return torch.stack([value_fn.of(logits[members(mask)].mean(0), labels) for mask in masks]).cpu()
-    k, n, classes = logits.shape
+        return torch.cat([value_fn.of(logits[members(mask)].mean(0)[None], labels) for mask in masks]).cpu()
+    k = len(logits)
     membership = torch.tensor([[mask >> j & 1 for j in range(k)] for mask in masks], dtype=logits.dtype)
     means = (membership / membership.sum(1, keepdim=True)).to(logits.device) @ logits.reshape(k, -1)
-    return value_fn.of(means.view(len(masks), n, classes), labels).cpu()
+    return value_fn.of(means.view(len(masks), *logits.shape[1:]), labels).cpu()

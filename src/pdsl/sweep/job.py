@@ -16,9 +16,9 @@ from torch import Tensor
 
 from pdsl.config import Config
 from pdsl.data import data_root, status
-from pdsl.models.network import accuracy
 from pdsl.runs import runner
 from pdsl.runs.directory import RunDirectory
+from pdsl.runs.result import headline
 from pdsl.settings import flat
 from pdsl.training.experiment import Experiment
 from pdsl.training.trainer import restore_state
@@ -106,9 +106,9 @@ def _run(job: Job, path: Path) -> Score:
     assert checkpoint is not None
     return Score(
         job.name,
-        on_public=_accuracy_on_public(experiment, restore_state(job.config, checkpoint.tensors).x),
-        accuracy=summary["accuracy"],
-        accuracy_of_mean=summary["accuracy_of_mean"],
+        on_public=_score_on_public(experiment, restore_state(job.config, checkpoint.tensors).x),
+        accuracy=headline(summary),
+        accuracy_of_mean=headline(summary, "_of_mean"),
         loss=summary["loss"],
         epsilon=summary["epsilon"],
         bytes=summary["bytes"],
@@ -116,9 +116,11 @@ def _run(job: Job, path: Path) -> Score:
     )
 
 
-def _accuracy_on_public(e: Experiment, x: Tensor) -> float:
-    inputs, labels = e.validation
-    return fmean(accuracy(e.network.logits(model, inputs), labels) for model in x)
+def _score_on_public(e: Experiment, x: Tensor) -> float:
+    """Headline metric on the public set, mean over agents; its negative if less is better."""
+    inputs, targets = e.validation
+    score = fmean(e.task.score(e.network.outputs(model, inputs), targets) for model in x)
+    return score if e.task.higher_is_better else -score
 
 
 def record_failure(name: str, folder: Path, reason: str) -> Score:

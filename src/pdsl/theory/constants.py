@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from pdsl.algorithms import PDSL
 from pdsl.gradients.clipping import sum_gradients
-from pdsl.models.network import Network, channels_last
+from pdsl.models.network import Network
 from pdsl.runs.runner import resume
 from pdsl.theory.theorem2 import Setting, Step
 from pdsl.training.experiment import Experiment
 from pdsl.training.trainer import initial_state
 from pdsl.utils.errors import PdslError
+from pdsl.utils.inputs import Inputs, channels_last, split
 
 BATCHES = 20  # batches per agent to estimate ζ, those of the first rounds
 BLOCK = 250  # records per backward pass
@@ -79,7 +79,7 @@ def measure_run(path: Path, progress: Callable[[str], None] = lambda message: No
         omega_min=float(e.graph.omega.min()),
         agents=e.graph.agents,
         rounds=points[-1].round,
-        excess=points[0].loss,  # cross-entropy is at least 0, and so is F*
+        excess=points[0].loss,  # built-in losses are at least 0, and so is F*
     )
     step = Step(algorithm.learning_rate, algorithm.momentum, L, (1 - e.graph.spectral_gap) ** 2)
     return MeasuredRun(points, step, setting, complaints)
@@ -96,7 +96,7 @@ def measure(e: Experiment, t: int, x: Tensor) -> Point:
         batches = (e.batches.draw(agent, s) for s in range(1, BATCHES + 1))
         drawn = (_sum(e.network, x, inputs[b], labels[b]) / e.batches.divisor(agent) for b in batches)
         deviations.append(float(torch.stack([(g - own[agent]).square().sum() for g in drawn]).mean()))
-    losses = [cross_entropy(e.network.logits(x, inputs).double(), labels).item() for inputs, labels in records]
+    losses = [e.task.losses(e.network.outputs(x, inputs).double(), labels).mean().item() for inputs, labels in records]
     return Point(
         round=t,
         squared_gradient=float(mean.square().sum()),
@@ -110,31 +110,31 @@ def measure(e: Experiment, t: int, x: Tensor) -> Point:
     )
 
 
-def mean_gradient(network: Network, x: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+def mean_gradient(network: Network, x: Tensor, inputs: Inputs, labels: Tensor) -> Tensor:
     """∇f(x) [d] in float64, the gradient of the mean loss of the records."""
     return _sum(network, x, inputs, labels) / len(labels)
 
 
-def _sum(network: Network, x: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+def _sum(network: Network, x: Tensor, inputs: Inputs, labels: Tensor) -> Tensor:
     total = torch.zeros_like(x, dtype=torch.float64)
     for a, b in _blocks(inputs, labels):
         total += sum_gradients(network, x, a, b)
     return total
 
 
-def _blocks(inputs: Tensor, labels: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+def _blocks(inputs: Inputs, labels: Tensor) -> Iterable[tuple[Inputs, Tensor]]:
     if len(labels) == 0:
         return ()
-    return zip(torch.split(inputs, BLOCK), torch.split(labels, BLOCK), strict=True)
+    return zip(split(inputs, BLOCK), torch.split(labels, BLOCK), strict=True)
 
 
-def _subsample(inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _subsample(inputs: Inputs, labels: Tensor) -> tuple[Inputs, Tensor]:
     """At most MAX_CURVATURE_RECORDS records, evenly spaced."""
     every = -(-len(labels) // MAX_CURVATURE_RECORDS)
     return inputs[::every], labels[::every]
 
 
-def _hessian(network: Network, x: Tensor, inputs: Tensor, labels: Tensor) -> Product:
+def _hessian(network: Network, x: Tensor, inputs: Inputs, labels: Tensor) -> Product:
     """Hessian product v ↦ ∇²f(x) v, by differentiating ⟨∇f(x), v⟩."""
 
     def times(v: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ def _hessian(network: Network, x: Tensor, inputs: Tensor, labels: Tensor) -> Pro
         module = replica.load(x)
         total = torch.zeros_like(x, dtype=torch.float64)
         for a, b in _blocks(inputs, labels):
-            loss = cross_entropy(module(a), b, reduction="sum")
+            loss = network.losses(module, a, b).sum()
             first = torch.autograd.grad(loss, replica.parameters, create_graph=True, materialize_grads=True)
             along = torch.cat([p.reshape(-1) for p in first]) @ v.to(x)
             second = torch.autograd.grad(along, replica.parameters, materialize_grads=True)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pdsl import topology
 from pdsl.algorithms.trial import check_algorithm, check_name
-from pdsl.attacks import Attackers, draw_attackers, flip_labels
+from pdsl.attacks import Attackers, draw_attackers
 from pdsl.config import MAY_CHANGE, Config
 from pdsl.data import Batches, Data, label_counts, load, partition, public_records, split_public
 from pdsl.engine import Engine, LocalEngine
@@ -25,8 +25,10 @@ from pdsl.privacy.seal import (
     software,
     tensors_digest,
 )
+from pdsl.tasks import CustomTask, Loss, Metric, Task, build_task, infer_kind
 from pdsl.topology import Graph
 from pdsl.utils.errors import PdslError
+from pdsl.utils.inputs import Inputs
 from pdsl.utils.random import SecretStreams, Streams
 from pdsl.utils.types import JsonDict
 
@@ -41,8 +43,8 @@ class Experiment:
     network: Network
     parts: list[Tensor]  # indices of each agent's records in data.x; empty for agents of other processes
     batches: Batches
-    validation: tuple[Tensor, Tensor]  # public set Q
-    test: tuple[Tensor, Tensor]
+    validation: tuple[Inputs, Tensor]  # public set Q
+    test: tuple[Inputs, Tensor]
     mechanisms: list[Mechanism] | None  # release of each agent in a round; None without noise
     streams: Streams = field(repr=False)
     engine: Engine = field(repr=False)
@@ -69,9 +71,18 @@ class Experiment:
         ]
 
     def training_labels(self, agent: int) -> Tensor:
-        """The labels that an agent trains on: flipped for label-flip attackers."""
+        """The targets that an agent trains on: flipped for label-flip attackers."""
         labels = self.data.y[self.parts[agent]]
-        return flip_labels(labels, self.data.classes) if self.attackers.get(agent) == "label-flip" else labels
+        return self.task.flip(labels) if self.attackers.get(agent) == "label-flip" else labels
+
+    @property
+    def task(self) -> Task:
+        return self.network.task
+
+    @property
+    def agent_names(self) -> tuple[str, ...]:
+        """Names of the agents; their numbers if they have none."""
+        return self.data.agent_names or tuple(str(i) for i in range(self.graph.agents))
 
     def open_ledger(self) -> Ledger | None:
         """An empty ledger; None without noise, because no ε can be stated then."""
@@ -98,6 +109,13 @@ class Experiment:
             "test": len(self.test[1]),
             "sigma": [max(m.sigmas) for m in self.mechanisms] if self.mechanisms else self.sigma,
             "attackers": [[agent, kind] for agent, kind in sorted(self.attackers.items())],
+            "task": {
+                "kind": self.task.kind,
+                "metric": self.task.metric,
+                "higher_is_better": self.task.higher_is_better,
+            },
+            **({"names": list(self.data.agent_names)} if self.data.agent_names else {}),
+            **({"classes": list(self.data.class_names)} if self.data.class_names else {}),
         }
 
 
@@ -107,6 +125,8 @@ def prepare(
     model: nn.Module | None = None,
     data: Data | None = None,
     graph: Graph | None = None,
+    loss: Loss | None = None,
+    metric: Metric | None = None,
     key: bytes | None = None,
     agreed: list[Mechanism] | None = None,
     engine: Callable[[Graph], Engine] = LocalEngine,
@@ -139,10 +159,7 @@ def prepare(
     )  # after partition, which checks that there are enough records
     config.algorithm.check(int(max(graph.degrees)))
     validation, test = split_public(data, config.data.validation, streams)
-    if model is None:
-        model = build_model(config.model, data.name, data.x.shape[1:], data.classes, streams)
-    network = Network(model, config.engine.device)
-    network.check(validation[0], data.classes)
+    network = build_network(config, data, validation, model, streams, loss, metric)
     if network.mixes_records and (config.privacy.mode != "none" or config.privacy.clipping == "per-sample"):
         raise PdslError(
             f"the model's {network.mixes_records} mixes records, so one record's gradient is not its own and cannot be"
@@ -183,18 +200,44 @@ def prepare(
     )
 
 
+def build_network(
+    config: Config,
+    data: Data,
+    public: tuple[Inputs, Tensor],
+    model: nn.Module | None,
+    streams: Streams,
+    loss: Loss | None = None,
+    metric: Metric | None = None,
+) -> Network:
+    """The model with its task, checked on public records."""
+    (inputs, targets), device = public, config.engine.device
+    kind: str = config.task.kind
+    if kind == "auto":
+        outputs = None if model is None else Network(model, device).count_outputs(inputs)
+        kind = infer_kind(data.y, outputs)
+    task = build_task(config.task, kind, data.classes, targets, data.class_names, loss, metric)
+    if model is None:
+        model = build_model(config.model, data.name, inputs, task.outputs, streams)
+    network = Network(model, device, task)
+    network.check(inputs, targets)
+    config.algorithm.check_task(task)
+    return network
+
+
 def make_seal(
     config: Config,
     streams: Streams,
     graph: Graph,
     network: Network,
     agreed: list[Mechanism] | None,
-    records: Iterable[Tensor],
+    records: Iterable[Inputs],
     besides: str = "",
 ) -> RunSeal:
     """The seal of a run: digests of everything that shapes its messages. `besides`: further identification."""
     paths = (*MAY_CHANGE, "data.path")  # the records are sealed, not their path
-    settings = settings_digest(config.as_dict(), paths) + code_digest([type(config.algorithm)]) + besides
+    loss = network.task.loss if isinstance(network.task, CustomTask) else None
+    code = code_digest([type(config.algorithm), *([] if loss is None else [loss])])
+    settings = settings_digest(config.as_dict(), paths) + code + besides
     return RunSeal.of(
         streams.key if isinstance(streams, SecretStreams) else b"",
         settings=settings,
