@@ -216,7 +216,7 @@ def check_files(e: Experiment, folder: Path, x: Tensor | None = None) -> Finding
         file = folder / name
         if file.exists() and stat.S_IMODE(file.stat().st_mode) & 0o077:
             problems.append(f"{name} is readable by others")
-    own = {getattr(e.task.custom_metric, "__name__", "metric")}  # the user's metric, on the public test set
+    own = {getattr(e.task.custom_metric, "__name__", "metric"), *e.class_names}  # metrics on the public test set
     for name, known in KNOWN_FIELDS.items():
         problems += _unknown_fields(folder / name, known | own)
     problems += _in_checkpoints(e, folder / "checkpoint") + _in_setup(e, folder / "setup.json")

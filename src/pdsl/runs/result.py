@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import nn
 
-from pdsl.metrics import Metrics
 from pdsl.privacy import Ledger
 from pdsl.privacy.statement import adversaries, statement
 from pdsl.report import write_report
@@ -96,7 +95,7 @@ class Result:
         return score
 
     @cached_property
-    def metrics(self) -> Metrics:
+    def metrics(self) -> JsonDict:
         """All metrics of the mean model on the test set."""
         return measure_model(self.experiment, self.evaluation.mean)
 
@@ -159,7 +158,7 @@ def summarise(result: Result) -> Summary:
     }
     rest: Summary = {
         "metric": ev.metric,
-        "metrics": {**result.metrics, **ev.own},
+        "metrics": result.metrics,
         "loss": ev.loss,
         "rounds": len(result.rows),
         "agents": e.graph.agents,

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from pdsl.gradients.clipping import row_digests
-from pdsl.metrics import Metrics
 from pdsl.training.experiment import Experiment
+from pdsl.utils.types import JsonDict
 from pdsl.utils.workers import Workers
 
 
@@ -81,11 +81,14 @@ def evaluate(e: Experiment, x: Tensor, mean: Tensor, workers: Workers) -> Evalua
     return Evaluation(task.metric, scores, losses, of[digests[-1]][0], means, everyone[-1], names)
 
 
-def measure_model(e: Experiment, x: Tensor) -> Metrics:
-    """All metrics of a model x [d] on the test set."""
+def measure_model(e: Experiment, x: Tensor) -> JsonDict:
+    """All metrics of a model x [d] on the test set; recalls by the name of their class or label."""
     inputs, targets = e.test
     outputs = e.network.outputs(x, inputs.to(x.device)).cpu()
-    return e.network.task.metrics(outputs, targets)
+    found: JsonDict = {**e.task.metrics(outputs, targets), **e.task.extra_metrics(outputs, targets)}
+    if "recall" in found:
+        found["recall"] = dict(zip(e.class_names, found["recall"], strict=True))
+    return found
 
 
 def final_evaluation(e: Experiment, x: Tensor) -> Evaluation:

@@ -84,6 +84,11 @@ class Experiment:
         """Names of the agents; their numbers if they have none."""
         return self.data.agent_names or tuple(str(i) for i in range(self.graph.agents))
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes or labels; their numbers if they have none."""
+        return self.data.class_names or tuple(str(c) for c in range(self.data.classes))
+
     def open_ledger(self) -> Ledger | None:
         """An empty ledger; None without noise, because no ε can be stated then."""
         if self.mechanisms is None:
