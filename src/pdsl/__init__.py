@@ -13,7 +13,32 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pdsl.algorithms import ALGORITHMS, PDSL, Algorithm, Metrics, Round
+    from pdsl.algorithms import (
+        ALGORITHMS,
+        CGA,
+        DMSGD,
+        DPADMM,
+        DPCGA,
+        DPDPSGD,
+        DPSGD,
+        GUT,
+        MSPD,
+        NGC,
+        PDSL,
+        Algorithm,
+        DefKT,
+        DFedSAM,
+        DFedSAMMGS,
+        DPNetFleet,
+        GradientTracking,
+        Metrics,
+        MomentumTracking,
+        Muffliato,
+        NetFleet,
+        QGDSGDm,
+        Round,
+        SoftDSGD,
+    )
     from pdsl.api import audit, rounds, train
     from pdsl.config import Config
     from pdsl.data import Data
@@ -23,16 +48,22 @@ if TYPE_CHECKING:
     from pdsl.settings import ShapleySettings as Shapley
     from pdsl.topology import (
         Graph,
+        Schedule,
+        base_k,
         bipartite,
         complete_bipartite,
+        erdos_renyi,
         exponential,
         from_edges,
         from_matrix,
         from_networkx,
         full,
         grid,
+        k_regular,
         line,
+        one_peer_exponential,
         ring,
+        small_world,
         star,
         torus,
     )
@@ -41,12 +72,18 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+_ALGORITHMS = (
+    *("ALGORITHMS", "Algorithm", "Metrics", "Round", "CGA", "DFedSAM", "DFedSAMMGS", "DMSGD", "DPADMM", "DPCGA"),
+    *("DPDPSGD", "DPNetFleet", "DPSGD", "DefKT", "GUT", "GradientTracking", "MSPD", "MomentumTracking", "Muffliato"),
+    *("NGC", "NetFleet", "PDSL", "QGDSGDm", "SoftDSGD"),
+)
 _TOPOLOGIES = (
+    *("base_k", "erdos_renyi", "k_regular", "one_peer_exponential", "small_world", "Schedule"),
     *("bipartite", "complete_bipartite", "exponential", "from_edges", "from_matrix", "from_networkx"),
     *("full", "grid", "line", "ring", "star", "torus", "Graph"),
 )
 _MODULES = {
-    **dict.fromkeys(("ALGORITHMS", "PDSL", "Algorithm", "Metrics", "Round"), "pdsl.algorithms"),
+    **dict.fromkeys(_ALGORITHMS, "pdsl.algorithms"),
     **dict.fromkeys(("audit", "rounds", "train"), "pdsl.api"),
     **dict.fromkeys(_TOPOLOGIES, "pdsl.topology"),
     "Config": "pdsl.config",
@@ -61,31 +98,56 @@ _MODULES = {
 
 __all__ = [
     "ALGORITHMS",
+    "CGA",
+    "DMSGD",
+    "DPADMM",
+    "DPCGA",
+    "DPDPSGD",
+    "DPSGD",
+    "GUT",
+    "MSPD",
+    "NGC",
     "PDSL",
     "Algorithm",
     "Config",
+    "DFedSAM",
+    "DFedSAMMGS",
+    "DPNetFleet",
     "Data",
+    "DefKT",
+    "GradientTracking",
     "Graph",
     "Metrics",
+    "MomentumTracking",
+    "Muffliato",
+    "NetFleet",
     "PdslError",
+    "QGDSGDm",
     "Release",
     "Result",
     "Round",
     "RoundResult",
     "RunListener",
+    "Schedule",
     "Shapley",
+    "SoftDSGD",
     "audit",
+    "base_k",
     "bipartite",
     "complete_bipartite",
+    "erdos_renyi",
     "exponential",
     "from_edges",
     "from_matrix",
     "from_networkx",
     "full",
     "grid",
+    "k_regular",
     "line",
+    "one_peer_exponential",
     "ring",
     "rounds",
+    "small_world",
     "star",
     "torus",
     "train",

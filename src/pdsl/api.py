@@ -1,14 +1,14 @@
 """The Python API: train a model on data over a graph, in one call or round by round."""
 
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import nn
 
 from pdsl import topology
 from pdsl.algorithms import Algorithm
-from pdsl.config import validate
+from pdsl.config import Config, take_agents, validate
 from pdsl.data import from_python
 from pdsl.runs.listeners import RunListener
 from pdsl.runs.result import Result
@@ -26,22 +26,23 @@ if TYPE_CHECKING:
 
     from pdsl.auditing import AuditReport
 
+    AnyGraph: TypeAlias = Graph | networkx.Graph[Any]
+    GraphLike: TypeAlias = str | Mapping[str, Any] | AnyGraph | Sequence[AnyGraph] | Callable[[int], AnyGraph]
+
 
 def experiment(
     model: nn.Module | str = "auto",
     data: object = "digits",
     *,
-    graph: "Graph | networkx.Graph[Any] | None" = None,
-    algorithm: Algorithm | None = None,
+    graph: "GraphLike | None" = None,
+    algorithm: Algorithm | str | Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Experiment:
     """Check and prepare a run. `settings` are those of a config: rounds=100, seed=1, batch={"size": 64}, …"""
     values: JsonDict = dict(settings)
     if not isinstance(model, str | nn.Module):
         raise PdslError(f"model: {model!r:.60} given; give a torch.nn.Module, not its class, or the name of a model")
-    given_graph = _graph(graph)
-    if given_graph is not None:
-        values["graph"] = {"kind": "python", "agents": given_graph.agents}
+    given_graph = _graph(graph, values)
     if algorithm is not None:
         values["algorithm"] = algorithm
     values["model"] = {"name": model if isinstance(model, str) else "python"}
@@ -49,23 +50,31 @@ def experiment(
     config = validate(values, "settings")
     module = None if isinstance(model, str) else model
     given_data = None if isinstance(data, str) else from_python(data, Streams(config.seed), config.data.test_fraction)
+    if given_data is not None and given_data.owner is not None:
+        config = take_agents(config, int(given_data.owner.max()) + 1)
     return prepare(config, model=module, data=given_data, graph=given_graph)
 
 
-def _graph(graph: object) -> Graph | None:
-    if graph is None or isinstance(graph, Graph):
-        return graph
-    if not hasattr(graph, "is_directed"):
-        raise PdslError(f"graph: {graph!r:.60} given; give pdsl.ring(10) or the like, or a networkx graph")
-    return topology.from_networkx(graph)
+def _graph(graph: "GraphLike | None", values: JsonDict) -> Graph | None:
+    """Put the settings of a graph into `values`; return the graph if it is an object."""
+    if graph is None:
+        return None
+    if isinstance(graph, str | Mapping):
+        values["graph"] = graph
+        return None
+    rounds = values.get("rounds", Config.model_fields["rounds"].default)
+    given = topology.as_graph(graph, rounds if isinstance(rounds, int) else 1)
+    named = given.settings
+    values["graph"] = {"kind": "python", "agents": given.agents} if named is None else named
+    return given
 
 
 def rounds(
     model: nn.Module | str = "auto",
     data: object = "digits",
     *,
-    graph: "Graph | networkx.Graph[Any] | None" = None,
-    algorithm: Algorithm | None = None,
+    graph: "GraphLike | None" = None,
+    algorithm: Algorithm | str | Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Iterator[RoundResult]:
     """`train` as an iterator that yields after every round, for a loop of your own."""
@@ -76,8 +85,8 @@ def train(
     model: nn.Module | str = "auto",
     data: object = "digits",
     *,
-    graph: "Graph | networkx.Graph[Any] | None" = None,
-    algorithm: Algorithm | None = None,
+    graph: "GraphLike | None" = None,
+    algorithm: Algorithm | str | Mapping[str, Any] | None = None,
     listener: RunListener | None = None,
     **settings: Any,
 ) -> Result:
@@ -87,8 +96,10 @@ def train(
         model: a torch.nn.Module, or the name of a built-in model.
         data: the name of a dataset, (x, y), ((x, y), (test_x, test_y)), a torch Dataset, or a list of these with one
             entry per agent.
-        graph: pdsl.ring(10) or another topology, or a networkx graph.
-        algorithm: for example pdsl.PDSL(learning_rate=2.0); default PDSL.
+        graph: "ring", {"kind": "torus", "agents": 12}, pdsl.ring(10) or another topology, a networkx graph; for a graph
+            that changes, a list of graphs, one per round and repeated, or a function of the round (from 1).
+        algorithm: for example pdsl.PDSL(learning_rate=2.0), "muffliato" or {"name": "muffliato", "learning_rate": 2.0};
+            default PDSL.
         listener: callbacks for the start, every round and the end.
         settings: as in a config file; `pdsl config` lists them.
     """

@@ -52,9 +52,16 @@ class Config(Section):
     attack: AttackSettings = AttackSettings()
     engine: EngineSettings = EngineSettings()
 
+    @field_validator("graph", mode="before")
+    @classmethod
+    def _graph_by_kind(cls, value: object) -> object:
+        return {"kind": value} if isinstance(value, str) else value
+
     @field_validator("algorithm", mode="before")
     @classmethod
     def _algorithm_by_name(cls, value: object) -> object:
+        if isinstance(value, str):
+            value = {"name": value}
         if not isinstance(value, Mapping):
             return value
         fields = dict(value)
@@ -110,6 +117,13 @@ def validate(values: Mapping[str, Any], where: str) -> Config:
         return Config.model_validate(values)
     except ValidationError as e:
         raise PdslError(_error_line(e, where)) from e
+
+
+def take_agents(config: Config, owners: int | None) -> Config:
+    """The config with as many agents as the data have owners, unless graph.agents was set. `owners`: None if none."""
+    if owners is None or "agents" in config.graph.model_fields_set:
+        return config
+    return config.model_copy(update={"graph": config.graph.model_copy(update={"agents": owners})})
 
 
 def load(path: Path | None, assignments: Sequence[str] = (), base: Mapping[str, Any] | None = None) -> Config:

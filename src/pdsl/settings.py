@@ -76,14 +76,22 @@ class GraphSettings(Section):
         "erdos-renyi",
         "small-world",
         "exponential",
+        "one-peer-exponential",
+        "base-k",
         "file",
         "python",
-    ] = Field("ring", description="topology; file: an edge list at graph.path; python: a graph given to pdsl.train")
+    ] = Field(
+        "ring",
+        description="topology; one-peer-exponential and base-k change every round; file: an edge list at graph.path;"
+        " python: a graph given to pdsl.train",
+    )
     agents: int = Field(10, ge=2, description="number of agents M")
     degree: int = Field(4, ge=1, description="k-regular and small-world: neighbours of each agent, itself not counted")
     probability: float = Field(
         0.3, gt=0, le=1, description="erdos-renyi: edge probability; small-world: rewiring probability"
     )
+    k: int = Field(1, ge=1, description="base-k: most neighbours of an agent in a round, itself not counted")
+    seed: int | None = Field(None, ge=0, description="seed of a random graph; default: the run's seed")
     path: str | None = Field(None, description="for file: a text file, one edge 'i j' per line, agents from 0")
 
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from pdsl import topology
 from pdsl.algorithms.cga import CGA, project, solve_weights
 from pdsl.topology import Graph
-from pdsl.utils.random import Streams
 from tests.oracles.quadratics import Flat, Quadratics, heterogeneous, mixing, run, start
 
 Floats = NDArray[np.float64]
@@ -209,7 +208,7 @@ def test_a_projection_is_g_and_the_weighted_rows() -> None:
         assert fallbacks == fell_back
 
 
-GRAPH = topology.erdos_renyi(6, 0.5, Streams(2))
+GRAPH = topology.erdos_renyi(6, 0.5, seed=2)
 
 
 @pytest.mark.slow

@@ -29,7 +29,6 @@ from pdsl.algorithms.muffliato import Muffliato
 from pdsl.algorithms.net_fleet import NetFleet
 from pdsl.engine import LocalEngine
 from pdsl.topology import Graph
-from pdsl.utils.random import Streams
 from tests.oracles.quadratics import Flat, heterogeneous, mixing, polynomial, run, start
 
 M, D = 8, 5
@@ -116,7 +115,7 @@ def apart(x: Tensor) -> float:
 
 @pytest.mark.parametrize(
     "graph",
-    [RING, topology.full(M), topology.erdos_renyi(12, 0.3, Streams(1)), topology.complete_bipartite(6)],
+    [RING, topology.full(M), topology.erdos_renyi(12, 0.3, seed=1), topology.complete_bipartite(6)],
     ids=lambda g: f"{g.name} of {g.agents}",
 )
 def test_without_gradients_agents_come_to_agree_at_the_rate_of_the_spectral_gap(graph: Graph) -> None:
@@ -261,7 +260,7 @@ def expected_error(graph: Graph, values: Tensor, sigma: float) -> float:
     "graph",
     [
         topology.line(16), topology.grid(16), topology.star(16), topology.torus(16), topology.bipartite(10),
-        topology.exponential(16), topology.erdos_renyi(16, 0.3, Streams(1)), topology.complete_bipartite(20),
+        topology.exponential(16), topology.erdos_renyi(16, 0.3, seed=1), topology.complete_bipartite(20),
         topology.complete_bipartite(64), topology.from_matrix([[0.1, 0.9], [0.9, 0.1]]),
     ],
     ids=lambda g: f"{g.name} of {g.agents}",

@@ -40,7 +40,7 @@ from tests.oracles.quadratics import Flat, heterogeneous, mixing, polynomial, ru
 
 M, D, T = 6, 5, 8
 GAMMA = 0.3
-GRAPH = topology.erdos_renyi(M, 0.5, Streams(2))
+GRAPH = topology.erdos_renyi(M, 0.5, seed=2)
 W = mixing(GRAPH)
 PROBLEM = heterogeneous(M, D, seed=2, jitter=0.5)
 X0 = start(M, D)

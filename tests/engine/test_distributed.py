@@ -51,8 +51,12 @@ UNEVEN: Settings = {
 STALE: Settings = {**BASE, "algorithm": {"name": "dp-dpsgd", "staleness": 2}}
 EMA_NAME: Settings = {**BASE, "ema_decay": 0.5}
 EVERY = [{**BASE, "algorithm": {"name": name}} for name in ALGORITHMS]
+CHANGING: list[Settings] = [  # each round has its own edges between ranks, and some agents have no neighbour
+    {**BASE, "rounds": 6, "graph": {"kind": "base-k", "agents": AGENTS}, "algorithm": {"name": name}}
+    for name in ("pdsl", "def-kt", "ngc", "soft-dsgd", "dp-dpsgd", "muffliato", "mspd")
+]
 
-RUNS = [*EVERY, STALE, EMA_NAME, IN_TURNS, UNEVEN, DENSE]
+RUNS = [*EVERY, *CHANGING, STALE, EMA_NAME, IN_TURNS, UNEVEN, DENSE]
 
 
 def alike(runs: list[Settings]) -> list[tuple[str, list[Any]]]:

@@ -9,13 +9,12 @@ from pdsl import topology
 from pdsl.engine import LocalEngine
 from pdsl.engine.base import request_all, weighted_sum, weighted_sums
 from pdsl.topology import Graph
-from pdsl.utils.random import Streams
 
 D = 7
 OWN = topology.from_matrix([[0.5, 0.3, 0.2, 0.0], [0.3, 0.7, 0.0, 0.0], [0.2, 0.0, 0.1, 0.7], [0.0, 0.0, 0.7, 0.3]])
 GRAPHS = [
     topology.full(5), topology.ring(6), topology.ring(2), topology.bipartite(7), topology.complete_bipartite(6),
-    topology.star(5), topology.line(4), topology.torus(9), topology.erdos_renyi(12, 0.3, Streams(1)), OWN,
+    topology.star(5), topology.line(4), topology.torus(9), topology.erdos_renyi(12, 0.3, seed=1), OWN,
 ]  # fmt: skip
 each_graph = pytest.mark.parametrize("graph", GRAPHS, ids=lambda g: f"{g.name} of {g.agents}")
 

@@ -126,7 +126,7 @@ def run(
 
 def mixing(graph: Graph) -> Tensor:
     """W, as a tensor."""
-    return torch.from_numpy(graph.W)
+    return torch.tensor(graph.W)
 
 
 def polynomial(W: NDArray[np.float64], K: int, omega: float) -> NDArray[np.float64]:

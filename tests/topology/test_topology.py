@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pdsl import topology
 from pdsl.settings import GraphSettings
-from pdsl.topology import GRAPHS, Graph, build
+from pdsl.topology import GRAPHS, SCHEDULES, Graph, build
 from pdsl.utils.errors import PdslError
 from pdsl.utils.random import Streams
 
@@ -94,7 +94,7 @@ def test_every_kind_keeps_the_promises(kind: str, M: int) -> None:
 
 def test_every_kind_of_the_settings_is_built_and_tested() -> None:
     kinds = set(get_args(GraphSettings.model_fields["kind"].annotation))
-    assert kinds - {"python"} == set(GRAPHS) == set(SIZES) | {"file"}
+    assert kinds - {"python"} == set(GRAPHS) == set(SIZES) | {"file"} | set(SCHEDULES)  # test_schedules has these
 
 
 @pytest.mark.parametrize("M", [2, 3, 6, 10, 35])
@@ -166,7 +166,7 @@ def test_description_reads_well() -> None:
 
 @pytest.mark.parametrize(("M", "degree"), [(2, 1), (5, 4), (10, 2), (10, 3), (10, 7), (11, 8), (200, 150)])
 def test_regular_graphs_are_regular(M: int, degree: int) -> None:
-    graph = topology.k_regular(M, degree, streams())
+    graph = topology.k_regular(M, degree)
     check(graph, M)
     assert (graph.degrees == degree + 1).all()
 
@@ -179,12 +179,12 @@ def test_random_graphs_follow_their_seed(kind: str) -> None:
 
 
 def test_random_graphs_have_the_edges_expected() -> None:
-    edges = sum((topology.erdos_renyi(60, 0.3, streams(s)).degrees - 1).sum() / 2 for s in range(10))
+    edges = sum((topology.erdos_renyi(60, 0.3, seed=s).degrees - 1).sum() / 2 for s in range(10))
     pairs = 10 * 60 * 59 / 2
     assert abs(edges - 0.3 * pairs) < 5 * math.sqrt(pairs * 0.3 * 0.7)
-    assert (topology.erdos_renyi(20, 1.0, streams()).degrees == 20).all()
-    assert (topology.small_world(60, 6, 0.5, streams()).degrees - 1).sum() == 60 * 6
-    lattice = topology.small_world(12, 4, 0.0, streams())
+    assert (topology.erdos_renyi(20, 1.0).degrees == 20).all()
+    assert (topology.small_world(60, 6, 0.5).degrees - 1).sum() == 60 * 6
+    lattice = topology.small_world(12, 4, 1e-12)
     np.testing.assert_allclose(lattice.W, literal_metropolis(nx.circulant_graph(12, [1, 2])), atol=1e-15)
 
 
@@ -228,7 +228,8 @@ def test_networkx_nodes_become_agents_in_order() -> None:
     weighted = nx.Graph()
     weighted.add_edge(0, 1, weight=0)
     weighted.add_edge(0, 0, weight=-5)
-    assert (topology.from_networkx(weighted).W == 1 / 2).all()
+    with pytest.warns(UserWarning, match="edge weights"):
+        assert (topology.from_networkx(weighted).W == 1 / 2).all()
     assert (topology.from_networkx(nx.MultiGraph([(0, 1), (0, 1)])).W == 1 / 2).all()
 
 
@@ -336,9 +337,9 @@ def test_fewer_than_two_agents_are_refused(M: int, tmp_path: Path) -> None:
         topology.grid,
         topology.torus,
         topology.exponential,
-        lambda M: topology.k_regular(M, 4, streams()),
-        lambda M: topology.erdos_renyi(M, 0.5, streams()),
-        lambda M: topology.small_world(M, 4, 0.5, streams()),
+        lambda M: topology.k_regular(M, 4),
+        lambda M: topology.erdos_renyi(M, 0.5),
+        lambda M: topology.small_world(M, 4, 0.5),
         lambda M: topology.from_edges(tmp_path / "edges.txt", M),
         lambda M: topology.from_networkx(nx.empty_graph(max(M, 0))),
     ]
@@ -351,21 +352,21 @@ def test_sizes_and_degrees_that_cannot_be_are_refused() -> None:
     for make in (topology.grid, topology.torus):
         refused(partial(make, 7), "7 agents", "6 or 8")
         refused(partial(make, 3), "agents=4")
-    refused(lambda: topology.k_regular(4, 4, streams()), "degree 4", "between 1 and 3")
-    refused(lambda: topology.k_regular(4, 0, streams()), "degree 0")
-    refused(lambda: topology.k_regular(5, 3, streams()), "even", "degree=4")
-    refused(lambda: topology.k_regular(6, 1, streams()), "connected", "degree=2")
-    refused(lambda: topology.small_world(2, 1, 0.5, streams()), "at least 3")
-    refused(lambda: topology.small_world(4, 4, 0.5, streams()), "degree 4", "degree=2")
-    refused(lambda: topology.small_world(9, 5, 0.5, streams()), "even", "degree=4")
+    refused(lambda: topology.k_regular(4, 4), "degree 4", "between 1 and 3")
+    refused(lambda: topology.k_regular(4, 0), "degree 0")
+    refused(lambda: topology.k_regular(5, 3), "even", "degree=4")
+    refused(lambda: topology.k_regular(6, 1), "connected", "degree=2")
+    refused(lambda: topology.small_world(2, 1, 0.5), "at least 3")
+    refused(lambda: topology.small_world(4, 4, 0.5), "degree 4", "degree=2")
+    refused(lambda: topology.small_world(9, 5, 0.5), "even", "degree=4")
     refused(lambda: topology.from_networkx(nx.DiGraph([(0, 1)])), "directed")
 
 
 def test_random_graphs_give_up_on_being_connected(monkeypatch: pytest.MonkeyPatch) -> None:
-    refused(lambda: topology.erdos_renyi(50, 0.01, streams()), "connected in 100 draws", "raise probability")
-    monkeypatch.setattr(topology, "MAX_DRAWS", 1)
-    refused(lambda: topology.small_world(300, 2, 1.0, streams()), "connected", "degree")
-    refused(lambda: topology.k_regular(300, 2, streams()), "connected", "degree=3")
+    refused(lambda: topology.erdos_renyi(50, 0.01), "connected in 100 draws", "raise probability")
+    monkeypatch.setattr("pdsl.topology.generators.MAX_DRAWS", 1)
+    refused(lambda: topology.small_world(300, 2, 1.0), "connected", "degree")
+    refused(lambda: topology.k_regular(300, 2), "connected", "degree=3")
 
 
 @pytest.mark.parametrize("kind", ["full", "ring", "grid", "exponential", "k-regular", "erdos-renyi", "small-world"])

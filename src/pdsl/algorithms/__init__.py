@@ -45,4 +45,29 @@ _IN_ORDER: tuple[type[Algorithm], ...] = (
 )
 ALGORITHMS: dict[str, type[Algorithm]] = {algorithm.name: algorithm for algorithm in _IN_ORDER}
 
-__all__ = ["ALGORITHMS", "PDSL", "Algorithm", "Metrics", "Round"]
+__all__ = [
+    "ALGORITHMS",
+    "CGA",
+    "DMSGD",
+    "DPADMM",
+    "DPCGA",
+    "DPDPSGD",
+    "DPSGD",
+    "GUT",
+    "MSPD",
+    "NGC",
+    "PDSL",
+    "Algorithm",
+    "DFedSAM",
+    "DFedSAMMGS",
+    "DPNetFleet",
+    "DefKT",
+    "GradientTracking",
+    "Metrics",
+    "MomentumTracking",
+    "Muffliato",
+    "NetFleet",
+    "QGDSGDm",
+    "Round",
+    "SoftDSGD",
+]

@@ -39,7 +39,7 @@ class Round:
     local: Objectives
     noise: Noise
     validation: Validation
-    graph: Graph
+    graph: Graph  # of all rounds: a schedule is the union of its rounds, and graph.at(t) is this round's
     streams: Streams  # public random streams, for randomness other than batches and noise
     tensors: Sequence[int]  # sizes of the model's parameter tensors, in the order of a row
     noise_multiplier: float  # smallest over the agents; 0 without noise
@@ -118,6 +118,18 @@ class Algorithm(Section, Generic[StateT]):
     def releases_in(self, graph: Graph, agent: int) -> Release:
         """`releases` of this agent with all its neighbours, with the relative σ of each message."""
         return self.releases(int(graph.degrees[agent]))
+
+
+def charged_release(algorithm: Algorithm, graph: Graph, agent: int) -> Release:
+    """The release that an agent is charged for in every round.
+
+    On a schedule it is the largest of any round, with one σ for all messages. Guarantee: a round with fewer messages of
+    this σ spends no more.
+    """
+    found = [algorithm.releases_in(of_round, agent) for of_round in graph.distinct]
+    if len(found) == 1:
+        return found[0]
+    return Release(max(release.messages for release in found), max(release.steps for release in found))
 
 
 @dataclass(frozen=True)

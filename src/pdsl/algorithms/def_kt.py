@@ -45,7 +45,8 @@ class DefKT(Algorithm[State]):
         """Draw, for each agent, the edge of this round's visiting model, uniformly over its neighbours."""
         chosen = []
         for i, (a, b) in zip(r.engine.agents, pairwise(r.engine.offsets), strict=True):
-            others = [e for e in range(a, b) if r.engine.sender[e] != i]
+            # on a schedule an agent may have no neighbour in a round; then its own model visits
+            others = [e for e in range(a, b) if r.engine.sender[e] != i] or [a]
             chosen.append(others[int(r.streams.generator("partner", i, r.t).integers(len(others)))])
         return torch.tensor(chosen)
 

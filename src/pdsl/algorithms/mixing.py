@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from pdsl.engine import Engine
-from pdsl.topology import Graph
+from pdsl.topology import Graph, Schedule
 
 
 def gossip(engine: Engine, x: Tensor, steps: int) -> Tensor:
@@ -35,13 +35,21 @@ def chebyshev_omega(gap: float) -> float:
     return 2 * (1 - math.sqrt(gap * (1 - gap / 4))) / (1 - gap / 2) ** 2
 
 
+def graph_omega(graph: Graph) -> float:
+    """Chebyshev ω of the graph's spectral gap; 1, plain gossip, on a schedule."""
+    return 1.0 if isinstance(graph, Schedule) else chebyshev_omega(graph.spectral_gap)
+
+
 def best_omega(graph: Graph, steps: int) -> float:
     """The ω that leaves the least disagreement after `steps` steps, out of three candidates.
 
     The candidates are plain gossip, the Chebyshev ω of the graph's spectral gap, and the Chebyshev ω of the gap for
     which `steps` steps suffice (`gossip_steps_to_agree`). The second is best if there are enough steps. With fewer, on
-    a long ring, it would leave more disagreement than one plain step.
+    a long ring, it would leave more disagreement than one plain step. On a schedule gossip is plain, because the graph
+    of one round need not be connected.
     """
+    if isinstance(graph, Schedule):
+        return 1.0
     sufficient_gap = min(1.0, (math.log(graph.agents) / steps) ** 2)
     candidates = (1.0, chebyshev_omega(graph.spectral_gap), chebyshev_omega(sufficient_gap))
     return min(candidates, key=lambda omega: remaining_disagreement(graph, steps, omega))
@@ -60,7 +68,10 @@ def gossip_steps_to_agree(graph: Graph, sigma: float | None = None) -> int:
     """K such that the disagreement after K accelerated steps is below the noise.
 
     σ is in units of the sensitivity to one record. Without noise, K is that of any σ ≥ 1/2.
+    On a schedule K = 1: the graphs of the following rounds bring agreement, and the same graph again would not.
     """
+    if isinstance(graph, Schedule):
+        return 1
     lam = graph.spectral_gap
     if lam > 1 - 1e-9:  # full graph: one step computes the mean
         return 1

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
-from pdsl.algorithms.mixing import accelerated_gossip, chebyshev_omega
+from pdsl.algorithms.mixing import accelerated_gossip, graph_omega
 from pdsl.privacy import Release
 from pdsl.topology import Graph
 
@@ -42,7 +42,7 @@ class MSPD(Algorithm[State]):
     def step(self, state: State, r: Round) -> tuple[State, Metrics]:
         x, gamma = state.x, self.learning_rate
         extrapolated = 2 * x - state.before
-        omega = chebyshev_omega(r.graph.spectral_gap)
+        omega = graph_omega(r.graph)
         disagreement = extrapolated - accelerated_gossip(r.engine, extrapolated, self.gossip_steps, omega)
         y = state.y - self.dual_rate / gamma * disagreement
         z = x

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
 from pdsl.algorithms.base import Models as State
-from pdsl.algorithms.mixing import accelerated_gossip, chebyshev_omega, gossip_steps_to_agree
+from pdsl.algorithms.mixing import accelerated_gossip, gossip_steps_to_agree, graph_omega
 from pdsl.privacy import Release
 from pdsl.topology import Graph
 
@@ -20,7 +20,9 @@ class Muffliato(Algorithm[State]):
     rule: ClassVar[str] = "x ← P_K(W) (x − γ ĝ),  P_K Chebyshev's polynomial of gossip, K ≈ λ^(−1/2) ln n"
 
     learning_rate: float = Field(1.0, gt=0, description="γ")
-    gossip_steps: int | None = Field(None, ge=1, description="K; default ⌈λ^(−1/2) ln(n·max(1/4, σ²)/σ²)⌉, 1 if λ = 1")
+    gossip_steps: int | None = Field(
+        None, ge=1, description="K; default ⌈λ^(−1/2) ln(n·max(1/4, σ²)/σ²)⌉, 1 if λ = 1 or on a schedule"
+    )
 
     def init(self, x0: Tensor) -> State:
         return State(x0)
@@ -28,7 +30,7 @@ class Muffliato(Algorithm[State]):
     def step(self, state: State, r: Round) -> tuple[State, Metrics]:
         x_hat = state.x - self.learning_rate * r.own_noisy_gradients(state.x)
         K = self.sends(r.graph, r.noise_multiplier)
-        return State(accelerated_gossip(r.engine, x_hat, K, chebyshev_omega(r.graph.spectral_gap))), {"gossip_steps": K}
+        return State(accelerated_gossip(r.engine, x_hat, K, graph_omega(r.graph))), {"gossip_steps": K}
 
     def sends(self, graph: Graph, noise_multiplier: float) -> int:
         return self.gossip_steps or gossip_steps_to_agree(graph, noise_multiplier)

@@ -5,6 +5,7 @@ A tensor has a row per agent i [m, d] or a row per edge [E, d]. Edge (i, j) has 
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from pdsl.settings import ShapleySettings
 from pdsl.shapley.coalitions import Values, check_size
 from pdsl.shapley.trust import EVIDENCE_FIELDS, shares, update_evidence
 from pdsl.shapley.valuation import Valuation
-from pdsl.topology import Graph
+from pdsl.topology import Graph, Schedule
 
 MAX_GOSSIP_STEPS = 10  # of gossip_steps = "auto": on a long ring agents never agree within one round
 
@@ -47,7 +48,8 @@ class PDSL(Algorithm[State]):
     )
     gossip_steps: PositiveInt | Literal["auto"] = Field(
         "auto",
-        description=f"gossip steps K per round; auto: until models agree, at most {MAX_GOSSIP_STEPS}; the paper: 1",
+        description=f"gossip steps K per round; auto: until models agree, at most {MAX_GOSSIP_STEPS}, or 1 if the graph"
+        " changes every round; the paper: 1",
     )
     noise: Literal["graph", "equal"] = Field(
         "graph",
@@ -75,7 +77,9 @@ class PDSL(Algorithm[State]):
             pi = torch.from_numpy(np.concatenate(share)) / omega  # line 17, eq. 20
             g_bar.append(weighted_sums(g_hat, pi, at.offsets))  # line 18, eq. 21
             fidelity = r.validation.fidelity(r.t, at.agents, r.graph.agents, x_ij, self.shapley)
-            reports += [_Report.of(v, s, fidelity) for v, s in zip(phi, share, strict=True)]
+            reports += [
+                _Report.of(v, s, fidelity, places) for v, s, places in zip(phi, share, self._places(at, r), strict=True)
+            ]
 
         u_hat = alpha * u + torch.cat(g_bar)  # line 19, eq. 22
         x_hat = x - gamma * u_hat  # line 20, eq. 23
@@ -95,12 +99,26 @@ class PDSL(Algorithm[State]):
         return evidence
 
     def _members(self, at: Replies, r: Round) -> list[NDArray[np.intp]]:
-        """Positions of each agent's present members in its neighbourhood; a peer may be absent for a round."""
+        """Positions of each agent's present members in its neighbourhood over all rounds.
+
+        A peer may be absent for a round, and on a schedule a member is a neighbour in some rounds only. Evidence on
+        absent members stays as it is.
+        """
         present = at.split_by_agent(r.engine.sender[at.edges])
         return [
             np.searchsorted(r.graph.neighbourhood(agent), senders.cpu().numpy())
             for agent, senders in zip(at.agents, present, strict=True)
         ]
+
+    def _places(self, at: Replies, r: Round) -> list[tuple[int, list[int]]]:
+        """Places of the members' values among all edges of each agent: their number, and positions of the present.
+
+        Peers and fixed graphs list the present members; a schedule lists the union of all rounds.
+        """
+        if not isinstance(r.graph, Schedule):
+            return [(b - a, list(range(b - a))) for a, b in pairwise(at.offsets)]
+        members = self._members(at, r)
+        return [(int(r.graph.degrees[i]), places.tolist()) for i, places in zip(at.agents, members, strict=True)]
 
     def _shares(self, phi: list[Valuation], evidence: Tensor, at: Replies, r: Round) -> list[Values]:
         """Each member's share of its agent's step; the shares of an agent sum to 1.
@@ -139,13 +157,29 @@ class _Report(NamedTuple):
 
     estimator: str
     coalitions: int
-    phi: list[float]
-    share: list[float]
+    phi: list[float | None]  # None for members that are no neighbours in this round
+    share: list[float | None]
     fidelity: dict[str, float] | None
 
     @classmethod
-    def of(cls, valued: Valuation, share: Values, fidelity: dict[str, float] | None) -> "_Report":
-        return cls(valued.estimator, valued.coalitions, valued.phi.tolist(), share.tolist(), fidelity)
+    def of(
+        cls, valued: Valuation, share: Values, fidelity: dict[str, float] | None, places: tuple[int, list[int]]
+    ) -> "_Report":
+        phi, spread_share = (_spread(values, *places) for values in (valued.phi, share))
+        return cls(valued.estimator, valued.coalitions, phi, spread_share, fidelity)
+
+    @property
+    def spread(self) -> float:
+        present = [value for value in self.phi if value is not None]
+        return max(present) - min(present)
+
+
+def _spread(values: Values, size: int, places: list[int]) -> list[float | None]:
+    """Put values at their places in a list; None elsewhere."""
+    row: list[float | None] = [None] * size
+    for place, value in zip(places, values.tolist(), strict=True):
+        row[place] = value
+    return row
 
 
 def _metrics(reports: list[_Report]) -> Metrics:
@@ -153,7 +187,7 @@ def _metrics(reports: list[_Report]) -> Metrics:
     metrics: Metrics = {
         "estimator": "+".join(sorted({report.estimator for report in reports})),
         "coalitions": sum(report.coalitions for report in reports),
-        "spread": float(np.mean([max(report.phi) - min(report.phi) for report in reports])),
+        "spread": float(np.mean([report.spread for report in reports])),
         "phi": [value for report in reports for value in report.phi],
         "share": [value for report in reports for value in report.share],
     }

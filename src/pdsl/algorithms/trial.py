@@ -58,7 +58,8 @@ def check_algorithm(
     x0 = network.initial_parameters().repeat(graph.agents, 1)
     state = algorithm.init(x0)
     _check_state(where, "init", state, x0)
-    meter = Meter(algorithm.name, TRIAL_ROUND, dict(enumerate(releases)))
+    declared = [algorithm.releases_in(graph.at(1), i) for i in range(graph.agents)] if releases else []
+    meter = Meter(algorithm.name, TRIAL_ROUND, dict(enumerate(declared)))
     with Workers(1) as workers:
         inputs, labels = public[0][:TRIAL_RECORDS].to(network.device), public[1][:TRIAL_RECORDS].to(network.device)
         streams, engine = Streams(0), LocalEngine(graph)

@@ -47,12 +47,13 @@ OWNER_FILES = ("owner.json", "secret.key", "report-owner.html")
 KNOWN_FIELDS: dict[str, set[str]] = {  # of files that others may read; an unknown field may depend on records
     "setup.json": {
         "agents", "edges", "parameters", "spectral_gap", "graph", "data", "validation", "test", "sigma", "attackers",
-        "name", "agent", "names", "plan", "classes", "task", "kind", "metric", "higher_is_better",
+        "name", "agent", "names", "plan", "classes", "task", "kind", "metric", "higher_is_better", "graph_name",
+        "schedule", "graphs", "order", "cyclic",
     },
     "ledger.json": {
         "delta", "budget", "tied_to", "seal", "agents", "agent", "epsilon", "entries", "edges", "to", "messages",
         "first", "last", "sigma", "sensitivity", "steps", "rate", "sigma_scale", "dimension", "secret", "settings",
-        "records", "graph", "model", "noise", "device", "software",
+        "records", "graph", "model", "noise", "device", "software", "period", "rounds",
     },
     "summary.json": {
         "metric", "metrics", "loss", "loss_of_mean", "loss_per_agent", "names", "rounds", "agents", "algorithm",

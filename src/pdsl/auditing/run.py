@@ -144,7 +144,7 @@ def import_objects(
         found["model"] = module
     if graph is not None:
         given = _import_instance(graph, "--graph", Graph)
-        found["graph"] = given if isinstance(given, Graph) else topology.from_networkx(given)
+        found["graph"] = topology.as_graph(given, int(stored.get("rounds", 1)))
     if data is not None:
         given = _import_instance(data, "--data")
         fraction = stored.get("data", {}).get("test_fraction", 0.2)

@@ -103,9 +103,11 @@ def _graph_constants(kind: str, agents: int | None) -> JsonDict:
     """ρ and ω_min of a topology."""
     from pdsl.config import validate
     from pdsl.privacy.planning import UNDETERMINED_GRAPHS
-    from pdsl.topology import build
+    from pdsl.topology import SCHEDULES, build
     from pdsl.utils.random import Streams
 
+    if kind in SCHEDULES:
+        raise PdslError(f"{WHERE}: graph={kind} changes from round to round, and Theorem 2 is about one graph")
     if kind in UNDETERMINED_GRAPHS:
         raise PdslError(f"{WHERE}: graph={kind} has no fixed ρ; try --rho, or --run")
     if agents is None:

@@ -42,6 +42,30 @@ class Replies:
         return x[self.rows].repeat_interleave(counts, dim=0)
 
 
+@dataclass(frozen=True)
+class _Edges:
+    """The edges of one round's graph that end at some agents."""
+
+    receiver: Tensor
+    sender: Tensor
+    omega: Tensor
+    offsets: list[int]
+    distinct: list[tuple[tuple[int, ...], tuple[float, ...]]]  # senders and weights of the different rows of W
+    row_of: Tensor  # index into `distinct` for each agent
+    links: int  # without self-loops, which send nothing
+
+    @classmethod
+    def of(cls, graph: Graph, agents: range) -> "_Edges":
+        own = slice(int(graph.offsets[agents.start]), int(graph.offsets[agents.stop]))
+        receiver, sender, omega = (torch.as_tensor(of[own]) for of in (graph.receiver, graph.sender, graph.omega))
+        offsets = [int(o) - own.start for o in graph.offsets[agents.start : agents.stop + 1]]
+        # Agents with the same neighbourhood and weights mix to the same row. On a full graph that is all agents.
+        rows = [(tuple(sender[a:b].tolist()), tuple(omega[a:b].tolist())) for a, b in pairwise(offsets)]
+        index = {row: n for n, row in enumerate(dict.fromkeys(rows))}
+        row_of = torch.tensor([index[row] for row in rows])
+        return cls(receiver, sender, omega, offsets, list(index), row_of, int((receiver != sender).sum()))
+
+
 class Engine(Protocol):
     agents: range  # the agents of this process; row r belongs to agents[r]
     receiver: Tensor  # [E] agent at which the edge ends
@@ -52,6 +76,9 @@ class Engine(Protocol):
     messages: int  # vectors sent to other agents by the agents of this process
     bytes: int  # size of these vectors
     bytes_between_processes: int  # the part of `bytes` that went to another process
+
+    def enter_round(self, t: int) -> None:
+        """Use the graph of round t from now on."""
 
     def deliver(self, x: Tensor) -> Tensor:
         """Send each agent's row to its neighbours: [m, d] → [E, d], the sender's row for each edge."""
@@ -106,19 +133,26 @@ class EdgeList:
     """The edges of a graph that end at some of its agents, with the counters of an `Engine`."""
 
     def __init__(self, graph: Graph, agents: range):
-        own = slice(int(graph.offsets[agents.start]), int(graph.offsets[agents.stop]))
         self.agents = agents
-        self.receiver = torch.as_tensor(graph.receiver[own])
-        self.sender = torch.as_tensor(graph.sender[own])
-        self.omega = torch.as_tensor(graph.omega[own])
-        self.offsets = [int(o) - own.start for o in graph.offsets[agents.start : agents.stop + 1]]
-        # Agents with the same neighbourhood and weights mix to the same row. On a full graph that is all agents.
-        rows = [(tuple(self.sender[a:b].tolist()), tuple(self.omega[a:b].tolist())) for a, b in pairwise(self.offsets)]
-        index = {row: n for n, row in enumerate(dict.fromkeys(rows))}
-        self._distinct = list(index)
-        self._row_of = torch.tensor([index[row] for row in rows])
-        self._links = int((self.receiver != self.sender).sum())  # a self-loop sends nothing
+        self._all_rounds = graph
+        self._known: dict[Graph, _Edges] = {}
+        self._graph: Graph | None = None  # of the current round
         self.messages = self.bytes = self.bytes_between_processes = 0
+        self.enter_round(1)
+
+    def enter_round(self, t: int) -> None:
+        graph = self._all_rounds.at(t)
+        if graph is not self._graph:
+            self._graph = graph
+            self._use(graph)
+
+    def _use(self, graph: Graph) -> None:
+        """Use the edges of this graph."""
+        if graph not in self._known:
+            self._known[graph] = _Edges.of(graph, self.agents)
+        edges = self._known[graph]
+        self.receiver, self.sender, self.omega, self.offsets = edges.receiver, edges.sender, edges.omega, edges.offsets
+        self._distinct, self._row_of, self._links = edges.distinct, edges.row_of, edges.links
 
     def _replies(self, chunk: range, values: Tensor) -> Replies:
         """Wrap the replies to a chunk of agents."""

@@ -7,6 +7,7 @@ one process, so the results have the same bits.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TypeAlias
 
@@ -44,27 +45,50 @@ def block(agents: int, rank: int, size: int) -> range:
     return range(agents * rank // size, agents * (rank + 1) // size)
 
 
+@dataclass(frozen=True)
+class _Routes:
+    """The way of rows between this rank and the others, along the edges of one round's graph."""
+
+    arriving: ByRank
+    max_arriving: int  # largest number of rows that any rank receives: all ranks split their columns by it
+    rows_to_send: ByRank  # of a tensor with a row per agent
+    edges_to_send: ByRank  # of a tensor with a row per edge, reversed
+
+
 class DistributedEngine(EdgeList):
     """Engine for several processes. Rows travel in group `rows`, plain values in group `control`."""
 
     def __init__(self, graph: Graph, rank: int, size: int, rows: Group, control: Group):
         if size > graph.agents:
             raise PdslError(f"{size} ranks for {graph.agents} agents; start at most one rank per agent")
-        super().__init__(graph, block(graph.agents, rank, size))
         self.is_main_process = rank == 0
-        self._graph, self._rank, self._size, self._group, self._control = graph, rank, size, rows, control
+        self._rank, self._size, self._group, self._control = rank, size, rows, control
         self._blocks = [block(graph.agents, other, size) for other in range(size)]
+        self._routes: dict[Graph, _Routes] = {}
+        super().__init__(graph, self._blocks[rank])
+
+    def _use(self, graph: Graph) -> None:
+        super()._use(graph)
         self._ends = torch.as_tensor(graph.receiver), torch.as_tensor(graph.sender)  # of all edges
-        self._arriving = [self._edges_between(self.agents, others) for others in self._blocks]
+        self._first_edges = graph.offsets
+        if graph not in self._routes:
+            self._routes[graph] = self._find_routes(graph)
+        routes = self._routes[graph]
+        self._arriving, self._max_arriving = routes.arriving, routes.max_arriving
+        self._rows_to_send, self._edges_to_send = routes.rows_to_send, routes.edges_to_send
+
+    def _find_routes(self, graph: Graph) -> "_Routes":
         leaving = [self._edges_between(others, self.agents) for others in self._blocks]
-        # The largest number of rows that a rank receives: all ranks split their columns by it.
-        self._max_arriving = max(
-            sum(len(self._edges_between(agents, others)) for others in self._blocks if others != agents)
-            for agents in self._blocks
-        )
         reverse, first_edge = torch.as_tensor(graph.reverse), int(graph.offsets[self.agents.start])
-        self._rows_to_send = [self._ends[1][edges] - self.agents.start for edges in leaving]  # of a row per agent
-        self._edges_to_send = [reverse[edges] - first_edge for edges in leaving]  # of a row per edge, reversed
+        return _Routes(
+            arriving=[self._edges_between(self.agents, others) for others in self._blocks],
+            max_arriving=max(
+                sum(len(self._edges_between(agents, others)) for others in self._blocks if others != agents)
+                for agents in self._blocks
+            ),
+            rows_to_send=[self._ends[1][edges] - self.agents.start for edges in leaving],
+            edges_to_send=[reverse[edges] - first_edge for edges in leaving],
+        )
 
     def deliver(self, x: Tensor) -> Tensor:
         self._count(x)
@@ -117,7 +141,7 @@ class DistributedEngine(EdgeList):
             if self._rank < last:
                 distributed.send(total, dst=self._rank + 1, group=self._group)
             distributed.broadcast(total, src=last, group=self._group)
-        return total / self._graph.agents
+        return total / self._all_rounds.agents
 
     def _exchange_by_edge(self, rows: Tensor, to_send: ByRank) -> Tensor:  # [E, d]
         return _sort_by_edge(self._exchange([rows[places] for places in to_send], self._arriving), self._arriving)
@@ -152,13 +176,13 @@ class DistributedEngine(EdgeList):
 
     def _edges_between(self, receivers: range, senders: range) -> Tensor:
         """Indices of the edges from these senders to these receivers, ascending."""
-        a, b = (int(self._graph.offsets[i]) for i in (receivers.start, receivers.stop))
+        a, b = (int(self._first_edges[i]) for i in (receivers.start, receivers.stop))
         sender = self._ends[1][a:b]
         return a + torch.nonzero((sender >= senders.start) & (sender < senders.stop)).flatten()
 
     def _offsets_of(self, agents: range) -> list[int]:
         """`Engine.offsets` of the rank that owns these agents."""
-        offsets = self._graph.offsets[agents.start : agents.stop + 1]
+        offsets = self._first_edges[agents.start : agents.stop + 1]
         return [int(o - offsets[0]) for o in offsets]
 
     def _without_own(self, by_rank: ByRank) -> ByRank:

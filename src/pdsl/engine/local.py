@@ -16,6 +16,9 @@ class LocalEngine(EdgeList):
 
     def __init__(self, graph: Graph):
         super().__init__(graph, range(graph.agents))
+
+    def _use(self, graph: Graph) -> None:
+        super()._use(graph)
         self._reverse = torch.as_tensor(graph.reverse)
 
     def deliver(self, x: Tensor) -> Tensor:

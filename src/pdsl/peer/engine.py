@@ -58,6 +58,9 @@ class PeerEngine:
         self.lost: dict[int, int] = {}  # neighbour lost in this round → phase
         self.begin_round(0, frozenset(self._weights) - {me})
 
+    def enter_round(self, t: int) -> None:
+        """Do nothing: peers have one graph for all rounds, and `begin_round` has more to know."""
+
     def begin_round(self, t: int, present: frozenset[int]) -> None:
         """Start round t with these neighbours."""
         self._t, self._phase = t, 0

@@ -198,6 +198,11 @@ def _check(plan: TrainingPlan) -> None:
         raise PdslError(f"plan: graph.agents={config.graph.agents}, but the plan has {len(names)} members")
     if config.graph.kind in ("file", "python") or config.graph.path is not None:
         raise PdslError("plan: a graph.kind that needs no file is required; choose ring, full, star or similar")
+    if config.graph.kind in topology.SCHEDULES:
+        raise PdslError(
+            f"plan: graph.kind={config.graph.kind} changes from round to round, and peers keep their neighbours;"
+            " choose ring, full, exponential or similar"
+        )
     if config.model.name not in MODELS:
         raise PdslError(f"plan: model.name={config.model.name!r:.60} is not built in; choose {', '.join(MODELS)}")
     if config.task.loss is not None or config.task.metric is not None:

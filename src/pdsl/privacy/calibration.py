@@ -55,7 +55,7 @@ def mechanisms(
         return None
     deltas = [sensitivity(settings, batches, i) for i in range(graph.agents)]
     if settings.epsilon_per_round is not None and settings.mode != "per-round":
-        phi_min = settings.phi_min if settings.phi_min is not None else floor / int(max(graph.degrees))
+        phi_min = settings.phi_min if settings.phi_min is not None else floor / graph.max_members
         C, delta = settings.max_grad_norm, settings.delta
         sigmas, scaled = [theorem1_sigma(graph, settings.epsilon_per_round, delta, C, phi_min)] * graph.agents, False
     elif settings.sigma is not None:
@@ -106,8 +106,13 @@ def theorem1_sigma(graph: Graph, epsilon: float, delta: float, C: float, phi_min
             f"Theorem 1 with φ̂_min={phi_min} needs infinite noise: min-max weights make the smallest share 0;"
             " set algorithm.shapley.floor above 0, privacy.share_floor or privacy.phi_min"
         )
+    largest = max(_largest_ratio(of_round) for of_round in graph.distinct)
+    return float(2 * C * largest * math.sqrt(2 * math.log(1.25 / delta)) / (phi_min * epsilon))
+
+
+def _largest_ratio(graph: Graph) -> float:
+    """Theorem 1's max over i of (1/ω_min + Σ_j 1/ω_ij) / √(Σ_j ω_ij⁻²)."""
     inverse = 1 / graph.omega  # [E]
     per_agent = np.add.reduceat(inverse, graph.offsets[:-1])
     root = np.sqrt(np.add.reduceat(inverse**2, graph.offsets[:-1]))
-    largest = ((inverse.max() + per_agent) / root).max()
-    return float(2 * C * largest * math.sqrt(2 * math.log(1.25 / delta)) / (phi_min * epsilon))
+    return float(((inverse.max() + per_agent) / root).max())

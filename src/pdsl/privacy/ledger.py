@@ -26,6 +26,29 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Calendar:
+    """The rounds in which agents are neighbours, for a graph that changes from round to round."""
+
+    period: int  # rounds until it repeats
+    rounds: tuple[tuple[tuple[int, ...], ...], ...]  # per agent and receiver: rounds of the period, from 1
+
+    def count(self, agent: int, peer: int, entry: Entry) -> int:
+        """Number of the entry's rounds in which the agent sends to the receiver at this position."""
+
+        def up_to(t: int, first: int) -> int:
+            return max(0, t - first) // self.period + 1 if t >= first else 0
+
+        own = self.rounds[agent][peer]
+        return sum(up_to(entry.last, first) - up_to(entry.first - 1, first) for first in own)
+
+    @property
+    def varies(self) -> bool:
+        """Whether an agent has more neighbours in some rounds than in others."""
+        sizes = [[sum(t in own for own in of_agent) for t in range(1, self.period + 1)] for of_agent in self.rounds]
+        return any(len(set(of_agent)) > 1 for of_agent in sizes)
+
+
+@dataclass(frozen=True)
 class Ledger:
     """Accounts of all agents. Immutable: `charge` returns a new ledger."""
 
@@ -33,10 +56,13 @@ class Ledger:
     budget: float | None  # maximum total ε of an agent
     peers: tuple[tuple[int, ...], ...]  # per agent: the receivers of its messages, itself included
     accounts: tuple[tuple[Entry, ...], ...]  # per agent
+    calendar: Calendar | None = None  # None: an agent sends to all its peers in every round
 
     @classmethod
-    def empty(cls, delta: float, budget: float | None, peers: Sequence[Sequence[int]]) -> Self:
-        return cls(delta, budget, tuple(tuple(p) for p in peers), tuple(() for _ in peers))
+    def empty(
+        cls, delta: float, budget: float | None, peers: Sequence[Sequence[int]], calendar: Calendar | None = None
+    ) -> Self:
+        return cls(delta, budget, tuple(tuple(p) for p in peers), tuple(() for _ in peers), calendar)
 
     def charge(self, t: int, mechanisms: Sequence[Mechanism]) -> "Ledger":
         """Return the ledger with round t charged. Rounds come in order; a charged round is not charged again."""
@@ -70,12 +96,17 @@ class Ledger:
         ignores the fields in `extra`.
         """
         agents = [self._as_dict(i, costs) for i in range(len(self.accounts))]
-        return json.dumps({"delta": self.delta, "budget": self.budget, **extra, "agents": agents}, indent=1)
+        period = {} if self.calendar is None else {"period": self.calendar.period}
+        return json.dumps({"delta": self.delta, "budget": self.budget, **period, **extra, "agents": agents}, indent=1)
 
     def _as_dict(self, agent: int, costs: bool) -> JsonDict:
         account, peers = self.accounts[agent], self.peers[agent]
         spent = _spent(account)
         edges: list[JsonDict] = [{"to": j, "messages": sum(m.steps * n for m, n in spent)} for j in peers]
+        if (calendar := self.calendar) is not None:
+            for n, edge in enumerate(edges):
+                edge["messages"] = sum(e.mechanism.steps * calendar.count(agent, n, e) for e in account)
+                edge["rounds"] = list(calendar.rounds[agent][n])
         record: JsonDict = {"agent": agent}
         if costs:
             record["epsilon"] = _finite(epsilon(spent, self.delta))
@@ -102,7 +133,8 @@ class Ledger:
             accounts = tuple(tuple(_entry(e) for e in agent["entries"]) for agent in agents)
             peers = tuple(tuple(int(edge["to"]) for edge in agent["edges"]) for agent in agents)
             budget = stored["budget"]
-            ledger = cls(float(stored["delta"]), None if budget is None else float(budget), peers, accounts)
+            calendar = _calendar(stored)
+            ledger = cls(float(stored["delta"]), None if budget is None else float(budget), peers, accounts, calendar)
             if not all(accounts) and any(accounts):
                 raise ValueError("an agent's account is empty")
             return ledger
@@ -110,6 +142,13 @@ class Ledger:
             raise PdslError(
                 f"{where}: the ledger is damaged ({e}), so the privacy spent is unknown; restore it, or start a new run"
             ) from e
+
+
+def _calendar(stored: JsonDict) -> Calendar | None:
+    if "period" not in stored:
+        return None
+    rounds = tuple(tuple(tuple(map(int, edge["rounds"])) for edge in agent["edges"]) for agent in stored["agents"])
+    return Calendar(int(stored["period"]), rounds)
 
 
 def _entry(stored: JsonDict) -> Entry:

@@ -199,7 +199,7 @@ def _neighbourhood(
     if graph in UNDETERMINED_GRAPHS:
         raise PdslError(f"privacy: graph={graph} has no k until it is drawn or read; try --k, its largest |M_i|")
     network = build(settings, Streams(0))
-    return network, int(max(network.degrees))
+    return network, network.max_members
 
 
 def _rate(sampler: str, samples: int | None, batch: int | None, sample_rate: float | None) -> float | None:

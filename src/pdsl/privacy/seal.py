@@ -24,7 +24,7 @@ from torch import nn
 from pdsl.privacy.accounting import Mechanism
 from pdsl.privacy.ledger import Ledger
 from pdsl.settings import flat
-from pdsl.topology import Graph
+from pdsl.topology import Graph, Schedule
 from pdsl.utils.errors import PdslError
 from pdsl.utils.inputs import Inputs, tensors_of
 
@@ -109,7 +109,9 @@ def tensors_digest(tensors: Iterable[Inputs]) -> str:
 
 
 def graph_digest(graph: Graph) -> str:
-    arrays = (graph.receiver, graph.sender, graph.omega)
+    """Digest of the edges and weights of all rounds."""
+    rounds = graph.graphs if isinstance(graph, Schedule) else (graph,)
+    arrays = (array for of_round in rounds for array in (of_round.receiver, of_round.sender, of_round.omega))
     return tensors_digest(torch.as_tensor(array) for array in arrays)
 
 

@@ -25,6 +25,8 @@ def statement(settings: PrivacySettings, ledger: Ledger | None, mechanisms: list
         f"{total} at δ = {ledger.delta:g} for the worst agent over {ledger.rounds} rounds"
         f" ({sampling}; up to {most.messages} messages a round; all neighbours colluding)"
     )
+    if ledger.calendar is not None and most.messages > 1 and ledger.calendar.varies:
+        text += "; the graph changes, and each round is charged for the most messages of any round"
     if settings.mode == "per-round":
         text += f"; each round alone spends at most ε = {settings.epsilon_per_round:g}"
     elif settings.epsilon_per_round is not None:

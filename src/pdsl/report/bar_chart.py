@@ -77,14 +77,11 @@ def _stacked_bar(counts: Sequence[int], scale: float, y: float, height: float) -
 
 
 def relative_weights(edges: Sequence[Edge]) -> dict[int, float]:
-    """Average weight each sender receives from its neighbours, times |M_i|: 1 is an equal share."""
-    members: dict[int, int] = {}
-    for i, _, _ in edges:
-        members[i] = members.get(i, 0) + 1
+    """Average weight each sender receives from its neighbours; the weight of an edge is relative to an equal share."""
     received: dict[int, list[float]] = {}
     for i, j, weight in edges:
         if i != j:
-            received.setdefault(j, []).append(weight * members[i])
+            received.setdefault(j, []).append(weight)
     return {j: fmean(received[j]) for j in sorted(received)}
 
 

@@ -105,7 +105,8 @@ def contribution_figures(run: Run) -> list[Figure]:
         caption = f"Rows are receivers, columns are senders. {values}."
         picture = weight_matrix(setup.agents, edges, setup.attackers)
         figures.append(Figure("weights", "Weight of each edge", caption, picture))
-    if shares and (received := relative_weights(edges)):
+    relative = [(i, j, weight) for (i, j, _), weight in zip(setup.edges, run.relative_share(), strict=bool(shares))]
+    if shares and (received := relative_weights(relative)):
         caption = (
             "Average weight of an agent's messages at its neighbours, divided by the weight they would have if all"
             f" messages counted equally (dotted line). {describe_extremes(received)}"

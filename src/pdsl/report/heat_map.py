@@ -3,12 +3,12 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import floor, log10
-from statistics import fmean, quantiles
+from statistics import quantiles
 from typing import NamedTuple
 
 from markupsafe import Markup
 
-from pdsl.report.run_data import Edge, Run
+from pdsl.report.run_data import Edge, Run, mean_present
 from pdsl.report.svg import ATTACKER, SWATCH, LegendEntry, Picture, element, join, text
 from pdsl.utils.format import agent_label, chunks, nice, percent, plain, signed, span, ticks_between
 
@@ -32,7 +32,7 @@ class Strip(NamedTuple):
 
     label: str
     group: int  # rows of different groups have a gap between them
-    values: list[float]  # one per column
+    values: list[float | None]  # one per column; None if there was no message
     mean: float
 
 
@@ -64,7 +64,7 @@ def shapley_heat_map(run: Run) -> Picture:
     columns = [[rounds[t] for t in part] for part in chunks(len(rounds), min(MAX_COLUMNS, MAX_CELLS // count))]
     spans = [(part[0].number, part[-1].number) for part in columns]
     parts = [*columns, rounds]
-    strips = _strips(run, [[fmean(phi) for phi in zip(*(r.phi for r in part), strict=True)] for part in parts])
+    strips = _strips(run, [[mean_present(phi) for phi in zip(*(r.phi for r in part), strict=True)] for part in parts])
     frame = _frame(strips, spans)
 
     marks = [_legend(frame.scale), text("mean φ", WIDTH - 2, TOP - 8, class_="end soft")]
@@ -87,7 +87,7 @@ def has_row_per_edge(run: Run) -> bool:
 
 def _frame(strips: list[Strip], rounds: list[tuple[int, int]]) -> Frame:
     """Leave as much room for labels and means as the longest of them need."""
-    scale = _scale([abs(value) for strip in strips for value in (*strip.values, strip.mean)])
+    scale = _scale([abs(value) for strip in strips for value in (*strip.values, strip.mean) if value is not None])
     decimals = max(0, 2 - floor(log10(scale)))
     labels = max(len(strip.label) for strip in strips)
     means = max(len(signed(strip.mean, decimals)) for strip in strips)
@@ -95,20 +95,20 @@ def _frame(strips: list[Strip], rounds: list[tuple[int, int]]) -> Frame:
     return Frame(12 + LETTER * labels, WIDTH - 10 - LETTER * means, height, rounds, scale, decimals)
 
 
-def _strips(run: Run, phi: list[list[float]]) -> list[Strip]:
+def _strips(run: Run, phi: list[list[float | None]]) -> list[Strip]:
     """One strip per edge; or per sending agent, as the mean over its receivers, itself included."""
     edges, attackers = run.setup.edges, run.setup.attackers
     if has_row_per_edge(run):
         found = []
         for e, (i, j, _) in enumerate(edges):
             *values, mean = (column[e] for column in phi)
-            found.append(Strip(f"{i} ← {agent_label(j, j, attackers)}", i, values, mean))
+            found.append(Strip(f"{i} ← {agent_label(j, j, attackers)}", i, values, mean or 0.0))
         return found
     strips = []
     for part in chunks(run.setup.agents, MAX_ROWS):
         if sent := [e for e, (_, j, _) in enumerate(edges) if j in part]:
-            *values, mean = (fmean(column[e] for e in sent) for column in phi)
-            strips.append(Strip(agent_label(part[0], part[-1], attackers), 0, values, mean))
+            *values, mean = (mean_present(column[e] for e in sent) for column in phi)
+            strips.append(Strip(agent_label(part[0], part[-1], attackers), 0, values, mean or 0.0))
     return strips
 
 
@@ -128,6 +128,8 @@ def _draw(strip: Strip, y: float, frame: Frame, lettered: bool) -> Markup:
     width, height, middle = frame.cell_width, frame.height, y + frame.height / 2
     cells, texts = [], []
     for c, (value, (first, last)) in enumerate(zip(strip.values, frame.rounds, strict=True)):
+        if value is None:
+            continue
         x, number = frame.left + width * c, signed(value, frame.decimals)
         line, tip = f"M{x:.1f} {middle:.1f}h{max(width - 0.6, 1):.1f}", f"round {span(first, last)}: {number}"
         cells.append(_cell(line, _colour(value, frame.scale), 0 if frame.written else height - 2, data_tip=tip))

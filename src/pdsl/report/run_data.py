@@ -2,7 +2,8 @@
 
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -41,8 +42,8 @@ class Setup:
 class Round:
     number: int
     metrics: Metrics  # ROUND_METRICS
-    phi: list[float]  # Shapley value per edge; [] if the algorithm computes none
-    share: list[float]  # weight per edge, or []
+    phi: list[float | None]  # Shapley value per edge, None for edges of other rounds; [] if there are none
+    share: list[float | None]  # weight per edge, None for edges of other rounds, or []
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,26 @@ class Run:
 
     def mean_share(self) -> list[float]:
         """Mean weight of each edge over the run; [] for an algorithm without Shapley values."""
-        return [fmean(of_edge) for of_edge in zip(*(r.share for r in self.rounds if r.share), strict=True)]
+        by_edge = zip(*(r.share for r in self.rounds if r.share), strict=True)
+        return [mean_present(of_edge) or 0.0 for of_edge in by_edge]
+
+    def relative_share(self) -> list[float]:
+        """Mean weight of each edge, relative to an equal share of the messages of its round; [] as in `mean_share`."""
+        receivers = [i for i, _, _ in self.setup.edges]
+        by_edge = zip(*(_relative(r.share, receivers) for r in self.rounds if r.share), strict=True)
+        return [mean_present(of_edge) or 0.0 for of_edge in by_edge]
+
+
+def _relative(share: list[float | None], receivers: list[int]) -> list[float | None]:
+    """Shares times the number of messages that each receiver got in the round."""
+    members = Counter(i for i, value in zip(receivers, share, strict=True) if value is not None)
+    return [None if value is None else value * members[i] for i, value in zip(receivers, share, strict=True)]
+
+
+def mean_present(values: Iterable[float | None]) -> float | None:
+    """Mean of the values that are there; None if there are none."""
+    present = [value for value in values if value is not None]
+    return fmean(present) if present else None
 
 
 def is_private(config: Fields) -> bool:
@@ -208,8 +228,9 @@ def _rounds(text: str, edges: int) -> list[Round]:
 
 def _round(row: Fields, edges: int) -> Round:
     shapley = row.get("shapley") or {"phi": [], "share": []}
-    phi, share = ([float(v) for v in shapley[name]] for name in ("phi", "share"))
-    if any(len(values) not in (0, edges) or not all(abs(v) < MAX_VALUE for v in values) for values in (phi, share)):
+    phi, share = ([None if v is None else float(v) for v in shapley[name]] for name in ("phi", "share"))
+    finite = all(v is None or abs(v) < MAX_VALUE for v in (*phi, *share))
+    if not finite or any(len(values) not in (0, edges) for values in (phi, share)):
         raise ValueError(f"Shapley values are not one finite number for each of {edges} edges")
     if not 0 <= row["round"] < MAX_VALUE:
         raise ValueError(f"round cannot be {row['round']:g}")

@@ -25,9 +25,11 @@ from typing import Any, cast
 
 from filelock import FileLock, Timeout
 
+from pdsl import topology
 from pdsl.privacy import Ledger
 from pdsl.runs import checkpoints
 from pdsl.runs.checkpoints import Checkpoint, Gather
+from pdsl.topology import Graph
 from pdsl.training.records import RoundRecord
 from pdsl.utils.errors import PdslError
 from pdsl.utils.files import PART, PRIVATE, PUBLIC, read_private, write_whole
@@ -120,6 +122,13 @@ class RunDirectory:
         self.write(SETUP, json.dumps(setup, ensure_ascii=False).encode())
         if owner:
             self.write(OWNER, json.dumps({"for": FOR_OWNER, **owner}).encode(), PRIVATE)
+
+    def graph(self) -> Graph:
+        """The graph of the run, from setup.json."""
+        try:
+            return topology.from_setup(json.loads((self.path / SETUP).read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as e:
+            raise PdslError(f"{self.path / SETUP}: damaged: {e}; restore it, or start the run anew") from e
 
     def reopen(self) -> None:
         """Remove the summary of a finished run that is extended."""

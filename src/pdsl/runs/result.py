@@ -121,16 +121,16 @@ class Result:
 
     @property
     def edges(self) -> list[tuple[int, int]]:
-        """(receiver, sender) of each column of `contributions`."""
+        """(receiver, sender) of each column of `contributions`: the edges of all rounds."""
         g = self.experiment.graph
         return list(zip(g.receiver.tolist(), g.sender.tolist(), strict=True))
 
     @property
     def contributions(self) -> NDArray[np.float64]:
-        """Shapley values [rounds, edges]: value of the sender's message to the receiver."""
+        """Shapley values [rounds, edges]: value of the sender's message to the receiver; NaN if there was none."""
         if not all("shapley" in row for row in self.rows):
             raise PdslError(f"{self.experiment.config.algorithm.name} computes no Shapley values")
-        return np.array([row["shapley"]["phi"] for row in self.rows])
+        return np.array([row["shapley"]["phi"] for row in self.rows], dtype=np.float64)
 
     @property
     def summary(self) -> Summary:

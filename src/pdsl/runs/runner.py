@@ -104,7 +104,8 @@ def resume(
 ) -> tuple[Experiment, RunDirectory]:
     """Prepare the run in a directory again. The assignments may change only settings that change no record.
 
-    model, data, graph and algorithm are objects that were given in Python, which a config cannot name.
+    model, data, graph and algorithm are objects that were given in Python, which a config cannot name. A graph that is
+    left out is read from the directory.
     """
     run, config, key, agreed = ranks.all_or_raise(lambda: _load(path, assignments, algorithm))
     ranks.configure(config.engine)
@@ -112,7 +113,8 @@ def resume(
     key = new if key is None else key
 
     def prepare_again() -> Experiment:
-        return prepare(config, model=model, data=data, graph=graph, key=key, agreed=agreed, engine=ranks.engine)
+        stored = run.graph() if graph is None and config.graph.kind == "python" else graph
+        return prepare(config, model=model, data=data, graph=stored, key=key, agreed=agreed, engine=ranks.engine)
 
     return ranks.all_or_raise(prepare_again), run
 

@@ -18,6 +18,7 @@ from pdsl.gradients.clipping import sum_gradients
 from pdsl.models.network import Network
 from pdsl.runs.runner import resume
 from pdsl.theory.theorem2 import Setting, Step
+from pdsl.topology import Schedule
 from pdsl.training.experiment import Experiment
 from pdsl.training.trainer import initial_state
 from pdsl.utils.errors import PdslError
@@ -57,6 +58,8 @@ def measure_run(path: Path, progress: Callable[[str], None] = lambda message: No
     algorithm = e.config.algorithm
     if not isinstance(algorithm, PDSL):
         raise PdslError(f"{path} is a run of {algorithm.name}; Theorem 2 is about pdsl only")
+    if isinstance(e.graph, Schedule):
+        raise PdslError(f"{path}: the graph changes from round to round, and Theorem 2 is about one graph; try --rho")
     if e.network.mixes_records:
         raise PdslError(
             f"the model's {e.network.mixes_records} mixes records, so an agent's loss is not a mean over records"

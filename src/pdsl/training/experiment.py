@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pdsl import topology
+from pdsl.algorithms.base import charged_release
 from pdsl.algorithms.trial import check_algorithm, check_name
 from pdsl.attacks import Attackers, draw_attackers
 from pdsl.config import MAY_CHANGE, Config
@@ -15,6 +16,7 @@ from pdsl.engine import Engine, LocalEngine
 from pdsl.models.network import Network
 from pdsl.models.zoo import build as build_model
 from pdsl.privacy import Ledger, Mechanism, Release, mechanisms
+from pdsl.privacy.ledger import Calendar
 from pdsl.privacy.seal import (
     RunSeal,
     code_digest,
@@ -26,7 +28,7 @@ from pdsl.privacy.seal import (
     tensors_digest,
 )
 from pdsl.tasks import CustomTask, Loss, Metric, Task, build_task, infer_kind
-from pdsl.topology import Graph
+from pdsl.topology import Graph, Schedule, describe_schedule
 from pdsl.utils.errors import PdslError
 from pdsl.utils.inputs import Inputs
 from pdsl.utils.random import SecretStreams, Streams
@@ -94,7 +96,15 @@ class Experiment:
         if self.mechanisms is None:
             return None
         peers = [self.graph.neighbourhood(i).tolist() for i in range(self.graph.agents)]
-        return Ledger.empty(self.config.privacy.delta, self.config.privacy.budget, peers)
+        return Ledger.empty(self.config.privacy.delta, self.config.privacy.budget, peers, make_calendar(self.graph))
+
+    def declared_release(self, t: int, agent: int) -> Release:
+        """Messages and steps of an agent in round t, which its mechanism covers."""
+        assert self.mechanisms is not None
+        charged = self.mechanisms[agent]
+        if not isinstance(self.graph, Schedule):
+            return Release(charged.messages, charged.steps)
+        return self.config.algorithm.releases_in(self.graph.at(t), agent)._replace(sigma_scale=())
 
     def owner_metadata(self) -> JsonDict:
         """Exact record counts, for the data owners only."""
@@ -105,7 +115,10 @@ class Experiment:
         g = self.graph
         return {
             "agents": g.agents,
-            "edges": [[int(i), int(j), float(w)] for i, j, w in zip(g.receiver, g.sender, g.omega, strict=True)],
+            "edges": [list(edge) for edge in g.edges()],  # of all rounds
+            **describe_schedule(g),
+            **({} if g.names is None else {"names": list(g.names)}),
+            "graph_name": g.name,
             "parameters": self.network.num_parameters,
             "spectral_gap": g.spectral_gap,
             "graph": g.describe(),
@@ -162,7 +175,9 @@ def prepare(
     graph = graph or topology.build(
         config.graph, streams
     )  # after partition, which checks that there are enough records
-    config.algorithm.check(int(max(graph.degrees)))
+    if isinstance(graph, Schedule):
+        graph.at(config.rounds)  # refuses rounds for which there is no graph
+    config.algorithm.check(graph.max_members)
     validation, test = split_public(data, config.data.validation, streams)
     network = build_network(config, data, validation, model, streams, loss, metric)
     if network.mixes_records and (config.privacy.mode != "none" or config.privacy.clipping == "per-sample"):
@@ -270,7 +285,21 @@ def _releases(config: Config, graph: Graph) -> list[Release]:
     """The algorithm's declared release of each agent; none without noise."""
     if config.privacy.mode == "none":
         return []
-    return [config.algorithm.releases_in(graph, i) for i in range(graph.agents)]
+    return [charged_release(config.algorithm, graph, i) for i in range(graph.agents)]
+
+
+def make_calendar(graph: Graph) -> Calendar | None:
+    """Rounds of a period in which each agent sends to each of its neighbours; None for a fixed graph."""
+    if not isinstance(graph, Schedule):
+        return None
+    rounds = tuple(
+        tuple(
+            tuple(t for t, of_round in enumerate(graph.graphs, start=1) if of_round.W[i, j])
+            for j in graph.neighbourhood(i).tolist()
+        )
+        for i in range(graph.agents)
+    )
+    return Calendar(graph.period, rounds)
 
 
 def check_device(name: str) -> None:

@@ -4,10 +4,13 @@ from typing import Required, TypedDict
 
 
 class ShapleyRecord(TypedDict, total=False):
-    """Shapley values of a round; the lists have one number per edge, in the order of `edges` in setup.json."""
+    """Shapley values of a round; the lists have one number per edge, in the order of `edges` in setup.json.
 
-    phi: list[float]  # value of each message to its receiver
-    share: list[float]  # weight of each message
+    On a schedule these are the edges of all rounds, and None means that the edge is not in this round's graph.
+    """
+
+    phi: list[float | None]  # value of each message to its receiver
+    share: list[float | None]  # weight of each message
     estimator: str
     coalitions: int  # coalitions that were evaluated
     spread: float

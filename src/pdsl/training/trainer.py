@@ -69,15 +69,15 @@ class Trainer:
     ) -> Round:
         """Round t, metered. An audit may pass other `noise` or `local` gradients.
 
-        `declared`: the release that each agent is charged for; default: with all its neighbours.
+        `declared`: the release that each agent is charged for; default: with all its neighbours in this round.
         """
         e = self.experiment
+        self.engine.enter_round(t)
         honest = replace(self.local, repeated={})  # the cache of gradients lasts one round
         objectives = local or (AttackedGradients(honest, e.attackers, e.streams) if e.attackers else honest)
         noise, engine, meter = noise or self.noise, self.engine, None
         if e.mechanisms is not None:
-            of = e.mechanisms
-            declared = declared or {i: Release(of[i].messages, of[i].steps) for i in e.engine.agents}
+            declared = declared or {i: e.declared_release(t, i) for i in e.engine.agents}
             meter = Meter(e.config.algorithm.name, t, declared)
             objectives, noise = MeteredGradients(objectives, meter), MeteredNoise.wrap(noise, meter)
             engine = MeteredEngine.wrap(engine, meter)
