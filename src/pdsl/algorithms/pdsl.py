@@ -77,9 +77,7 @@ class PDSL(Algorithm[State]):
             pi = torch.from_numpy(np.concatenate(share)) / omega  # line 17, eq. 20
             g_bar.append(weighted_sums(g_hat, pi, at.offsets))  # line 18, eq. 21
             fidelity = r.validation.fidelity(r.t, at.agents, r.graph.agents, x_ij, self.shapley)
-            reports += [
-                _Report.of(v, s, fidelity, places) for v, s, places in zip(phi, share, self._places(at, r), strict=True)
-            ]
+            reports += _reports(phi, share, fidelity, self._places(at, r))
 
         u_hat = alpha * u + torch.cat(g_bar)  # line 19, eq. 22
         x_hat = x - gamma * u_hat  # line 20, eq. 23
@@ -172,6 +170,12 @@ class _Report(NamedTuple):
     def spread(self) -> float:
         present = [value for value in self.phi if value is not None]
         return max(present) - min(present)
+
+
+def _reports(
+    phi: list[Valuation], share: list[Values], fidelity: dict[str, float] | None, places: list[tuple[int, list[int]]]
+) -> list[_Report]:
+    return [_Report.of(v, s, fidelity, of_agent) for v, s, of_agent in zip(phi, share, places, strict=True)]
 
 
 def _spread(values: Values, size: int, places: list[int]) -> list[float | None]:
