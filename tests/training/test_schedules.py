@@ -3,6 +3,7 @@
 import json
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ import pdsl
 from pdsl.algorithms import ALGORITHMS
 from pdsl.algorithms.base import Algorithm, Metrics, Models, Round
 from pdsl.auditing.report import Verdict
+from pdsl.config import validate
 from pdsl.engine import LocalEngine
 from pdsl.privacy import Ledger, Release
 from pdsl.report.run_data import read_run
 from pdsl.runs.runner import execute, resume
 from pdsl.topology import Graph, Schedule
+from pdsl.training.experiment import Experiment, prepare
 from tests.helpers.commands import pdsl as command
 from tests.helpers.refusals import refused as one_line
 
@@ -233,6 +236,28 @@ def test_agents_are_those_of_the_data_unless_they_are_set() -> None:
         e = pdsl.train(graph=graph, **settings).experiment
         assert e.graph.agents == e.config.graph.agents == 3
     refused(lambda: pdsl.train(graph={"kind": "ring", "agents": 4}, **settings), "agents", "3")
+
+
+def test_names_of_graph_and_data_must_be_the_same_and_the_graph_orders_them() -> None:
+    cities = nx.Graph([("bonn", "aachen"), ("bonn", "trier")])
+    names, sizes = ("trier", "aachen", "bonn"), (12, 20, 28)
+    y = torch.arange(60) % 2
+    owner = torch.repeat_interleave(torch.arange(3), torch.tensor(sizes))
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    data = pdsl.Data("own", x, y, x, y, 2, owner=owner, agent_names=names)
+    config = validate({"graph": {"kind": "python", "agents": 3}, "batch": {"size": 8}, "rounds": 1}, "test")
+    graph = pdsl.from_networkx(cities)
+
+    def experiment(given: pdsl.Data) -> Experiment:
+        return prepare(config, model=torch.nn.Linear(4, 2), data=given, graph=graph)
+
+    e = experiment(data)
+    assert e.agent_names == ("aachen", "bonn", "trier")
+    assert [len(part) for part in e.parts] == [20, 28, 12]
+    assert e.metadata()["names"] == ["aachen", "bonn", "trier"]
+    other = replace(data, agent_names=("trier", "aachen", "köln"))
+    refused(lambda: experiment(other), "different agents", "same names")
+    assert experiment(replace(data, owner=None, agent_names=())).agent_names[0] == "aachen"
 
 
 # Run directories

@@ -84,7 +84,7 @@ class Experiment:
     @property
     def agent_names(self) -> tuple[str, ...]:
         """Names of the agents; their numbers if they have none."""
-        return self.data.agent_names or tuple(str(i) for i in range(self.graph.agents))
+        return self.data.agent_names or self.graph.names or tuple(str(i) for i in range(self.graph.agents))
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -117,7 +117,6 @@ class Experiment:
             "agents": g.agents,
             "edges": [list(edge) for edge in g.edges()],  # of all rounds
             **describe_schedule(g),
-            **({} if g.names is None else {"names": list(g.names)}),
             "graph_name": g.name,
             "parameters": self.network.num_parameters,
             "spectral_gap": g.spectral_gap,
@@ -132,7 +131,7 @@ class Experiment:
                 "metric": self.task.metric,
                 "higher_is_better": self.task.higher_is_better,
             },
-            **({"names": list(self.data.agent_names)} if self.data.agent_names else {}),
+            **({"names": list(names)} if (names := self.data.agent_names or g.names) else {}),
             **({"classes": list(self.data.class_names)} if self.data.class_names else {}),
         }
 
@@ -170,7 +169,7 @@ def prepare(
                 f"this run's {name} was an object given in Python, which a config cannot name; use pdsl.train"
             )
     agents = graph.agents if graph else config.graph.agents
-    data = data or load(config.data, streams, agents)
+    data = _match_names(data or load(config.data, streams, agents), graph)
     parts = partition(data.y, agents, config.partition, streams, data.owner)
     graph = graph or topology.build(
         config.graph, streams
@@ -268,6 +267,18 @@ def make_seal(
         device=config.engine.device,
         software=software(),
     )
+
+
+def _match_names(data: Data, graph: Graph | None) -> Data:
+    """Put the owners of the records in the order of the graph's names, if both have names."""
+    names = None if graph is None else graph.names
+    if names is None or not data.agent_names or data.owner is None:
+        return data
+    if set(names) != set(data.agent_names):
+        odd = sorted(set(names) ^ set(data.agent_names))[0]
+        raise PdslError(f"graph and data name different agents: {odd!r} is in one of them only; use the same names")
+    place = torch.tensor([names.index(name) for name in data.agent_names])
+    return replace(data, owner=place[data.owner], agent_names=names)
 
 
 def _own_records(data: Data, parts: list[Tensor], agents: range) -> tuple[Data, list[Tensor]]:
