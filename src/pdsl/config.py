@@ -175,22 +175,93 @@ def _error_line(error: ValidationError, where: str) -> str:
         key, messages = name, [other["msg"] for other in found if other["loc"][:-1] == first["loc"][:-1]]
     if first["type"] == "extra_forbidden":
         inner = next(iter(flat(given)), "") if isinstance(given, Mapping) else ""
-        return _unknown(where, f"{key}.{inner}" if inner else key)
+        return _unknown(where, f"{key}.{inner}" if inner else key, flat(given)[inner] if inner else given)
     message = ", or: ".join(dict.fromkeys(message.removeprefix("Value error, ") for message in messages))
     value = f"={given}" if isinstance(given, str | int | float) else ""
     return f"{where}: {key}{value}: {message}; 'pdsl config' lists the allowed values".replace("\n", " ")
 
 
-def _unknown(where: str, key: str) -> str:
-    """Error line for an unknown setting, with the most similar known one."""
-    names = _names()
-    if key in names:
+def _unknown(where: str, key: str, value: object = None) -> str:
+    """Error line for an unknown setting, with the setting that was probably meant."""
+    if key in _names():
         having = [name for name, kind in ALGORITHMS.items() if key in setting_names(kind, "algorithm.")]
         return f"{where}: this algorithm has no setting {key}; these have: {', '.join(having)}"
-    longer = [name for name in names if name.endswith(f".{key}")]  # a section is missing
-    similar = longer or difflib.get_close_matches(key, names, n=1)
-    hint = f"did you mean {similar[0]}?" if similar else "'pdsl config' lists all settings"
-    return f"{where}: unknown setting {key}; {hint}"
+    meant = hint(key, value) or "'pdsl config' lists all settings"
+    return f"{where}: unknown setting {key}; {meant}"
+
+
+# Names of other libraries for a setting. A name in the last section has no counterpart: the text says why.
+ALIASES: dict[str, str] = {
+    "rounds": "epoch epochs num_epochs n_epochs num_rounds n_rounds iterations num_iterations iters steps max_steps",
+    "seed": "random_seed random_state manual_seed",
+    "evaluate_every": "eval_every eval_interval evaluation_interval",
+    "checkpoint_every": "save_every checkpoint_interval",
+    "ema_decay": "ema ema_beta",
+    "data.name": "dataset data_set",
+    "data.validation": "val_size validation_size public_size",
+    "data.test_fraction": "test_size test_split",
+    "partition.kind": "split non_iid heterogeneity",
+    "partition.mu": "alpha dirichlet_alpha concentration",
+    "graph.kind": "topology network",
+    "graph.agents": "clients num_clients n_clients num_agents n_agents nodes num_nodes num_peers",
+    "model.name": "arch architecture",
+    "model.hidden": "hidden_size hidden_dim width",
+    "batch.size": "batch_size batchsize bs minibatch_size",
+    "batch.rate": "sample_rate sampling_rate",
+    "algorithm.name": "optimizer optimiser optim algo method strategy aggregator",
+    "algorithm.learning_rate": "lr eta gamma step_size stepsize learningrate",
+    "privacy.mode": "dp private",
+    "privacy.target_epsilon": "epsilon eps target_eps total_epsilon budget privacy_budget",
+    "privacy.delta": "target_delta",
+    "privacy.max_grad_norm": "clip clip_norm clipping_norm max_norm grad_clip grad_norm_clip l2_norm_clip",
+    "privacy.noise_multiplier": "noise_scale noise_std",
+    "privacy.randomness": "secure_mode secure_rng",
+    "attack.label_flip": "attackers byzantine malicious",
+    "engine.device": "gpu cuda",
+    "engine.workers": "threads num_threads num_workers n_jobs",
+}
+NO_SETTING = {
+    "participation": "every agent takes part in every round",
+    "client_fraction": "every agent takes part in every round",
+    "fraction_fit": "every agent takes part in every round",
+    "loss": "models are trained with cross-entropy",
+    "loss_fn": "models are trained with cross-entropy",
+    "criterion": "models are trained with cross-entropy",
+}
+_ALIASED = {alias: setting for setting, aliases in ALIASES.items() for alias in aliases.split()}
+MIN_SIMILARITY = 0.75  # of a name that is suggested for a typing error
+
+
+def find_setting(key: str) -> str | None:
+    """The setting that a name stands for: its own without a section, or that of another library; None if unclear."""
+    plain_key = key.lower().replace("-", "_")
+    named = [name for name in _names() if name == plain_key or name.endswith(f".{plain_key}")]
+    return named[0] if len(named) == 1 else _ALIASED.get(plain_key.rpartition(".")[2])
+
+
+def hint(key: str, value: object = None) -> str | None:
+    """The setting that an unknown name was probably meant to be; None if nothing is similar."""
+    plain_key, names = key.lower().replace("-", "_"), _names()
+    sections = dict.fromkeys(name.rpartition(".")[0] for name in names if "." in name)
+    longer = [name for name in names if name == plain_key or name.endswith(f".{plain_key}")]  # a section is missing
+    if longer:
+        return f"did you mean {' or '.join(longer[:3])}?"
+    if (setting := find_setting(key)) is not None:
+        return f"did you mean {setting}? ({_example(setting, value)})"
+    if (reason := NO_SETTING.get(plain_key.rpartition(".")[2])) is not None:
+        return f"there is none, because {reason}"
+    similar = difflib.get_close_matches(plain_key, [*names, *sections], n=1, cutoff=MIN_SIMILARITY)
+    return f"did you mean {similar[0]}?" if similar else None
+
+
+def _example(setting: str, value: object = None) -> str:
+    """How to give a setting on the command line and in Python. Words are not repeated: other libraries have others."""
+    if setting == "algorithm.name":
+        return "'pdsl algorithms' lists them"
+    shown = value if isinstance(value, int | float) and not isinstance(value, bool) else "…"
+    head, _, rest = setting.partition(".")
+    in_python = f'{head}={{"{rest}": {shown}}}' if rest else f"{head}={shown}"
+    return f"--set {setting}={shown}; in Python, {in_python}"
 
 
 def _names() -> list[str]:

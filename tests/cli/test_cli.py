@@ -273,7 +273,7 @@ ARGUMENTS: dict[str, tuple[Callable[[], list[str]], list[str]]] = {
     "resume of nothing": (lambda: ["run", "--resume", "nowhere"], ["nowhere", "not a run directory"]),
     "resume with a config": (lambda: ["run", text("a.toml", ""), "--resume", "a"], ["--resume", "leave out"]),
     "report of nothing": (lambda: ["report", "nowhere"], ["nowhere"]),
-    "unknown option": (lambda: ["run", "--rounds", "3"], ["--rounds", "--help"]),
+    "unknown option": (lambda: ["run", "--rounds", "3"], ["--rounds", "--set rounds=3"]),
     "option without its value": (lambda: ["run", "--out"], ["--out", "--help"]),
     "one argument too many": (lambda: ["run", "a.toml", "b.toml"], ["b.toml", "--help"]),
     "unknown command": (lambda: ["rnu"], ["rnu", "run"]),

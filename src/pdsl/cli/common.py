@@ -1,6 +1,8 @@
 """Shared parts of the commands: consoles, the `--set` option, help with all settings."""
 
+import difflib
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -10,6 +12,7 @@ from typer.core import TyperCommand
 
 INTERRUPTED = 130  # exit code: 128 + SIGINT
 WIDE = 120  # columns of a wide table
+MIN_SIMILARITY = 0.8  # of an option that is suggested for a typing error
 
 Assignments = Annotated[
     list[str],
@@ -58,3 +61,41 @@ def fail(message: str, code: int = 2) -> NoReturn:
     """Print an error as one line and exit."""
     say(" ".join(message.split()))
     raise SystemExit(code) from None
+
+
+def describe_mistake(error: typer.TyperException, words: Sequence[str]) -> str:
+    """Error line for a command line that cannot be parsed; for an unknown option, with the one that was meant."""
+    name, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
+    if type(error).__name__ != "NoSuchOption" or name is None or context is None:
+        return f"{error.format_message().rstrip('.')}; try --help after the command"
+    options = [option for parameter in context.command.params for option in parameter.opts if option.startswith("--")]
+    hint = _option_hint(name, _value_of(name, words), options) or "try --help after the command"
+    return f"no option {name}; {hint}"
+
+
+def _option_hint(name: str, value: str | None, options: list[str]) -> str | None:
+    """The option or setting that an unknown option was meant to be."""
+    from pdsl.config import find_setting, hint
+
+    key = name.lstrip("-").replace("-", "_")
+    setting = find_setting(key)
+    head, _, last = (setting or key).rpartition(".")
+    same = [option for part in (last, head) if (option := f"--{part.replace('_', '-')}") in options]
+    similar = same or difflib.get_close_matches(name, options, n=1, cutoff=MIN_SIMILARITY)
+    if similar:
+        return f"did you mean {similar[0]}?"
+    if "--set" not in options:
+        return None
+    if setting is not None:
+        return f"it is a setting: --set {setting}={'…' if value is None else value}"
+    return hint(key)
+
+
+def _value_of(option: str, words: Sequence[str]) -> str | None:
+    """The value that follows an option on the command line, as `--option value` or `--option=value`."""
+    for word, after in zip(words, [*words[1:], "-"], strict=True):
+        if word == option and not after.startswith("-"):
+            return after
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2]
+    return None

@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from pdsl.cli import algorithms, audit, compare, config, data, peer, privacy, report, reproduce, run, theory
-from pdsl.cli.common import INTERRUPTED, WithSettings, fail, say
+from pdsl.cli.common import INTERRUPTED, WithSettings, describe_mistake, fail, say
 from pdsl.utils.errors import ContactError, PdslError
 
 app = typer.Typer(
@@ -56,7 +56,7 @@ def main() -> NoReturn:
     except ContactError as e:
         fail(f"{e}; the files on disk are complete: start again, or let torchrun restart (--max-restarts)", code=1)
     except typer.TyperException as e:  # a mistake in the command line itself
-        fail(f"{e.format_message().rstrip('.')}; try --help after the command")
+        fail(describe_mistake(e, sys.argv[1:]))
     except OSError as e:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python tries to write the rest again when it exits
         fail(
