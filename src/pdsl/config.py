@@ -66,11 +66,7 @@ class Config(Section):
             return value
         fields = dict(value)
         name = fields.pop("name", PDSL.name)
-        if isinstance(name, str) and ":" in name:
-            return _import_algorithm(name).model_validate(fields)
-        if not isinstance(name, str) or name not in ALGORITHMS:
-            raise ValueError(f"no algorithm '{name}'; choose one of {', '.join(ALGORITHMS)}, or package.module:Class")
-        return ALGORITHMS[name].model_validate(fields)
+        return find_algorithm(name).model_validate(fields)
 
     @property
     def share_floor(self) -> float:
@@ -87,6 +83,15 @@ class Config(Section):
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.as_dict())
+
+
+def find_algorithm(name: object) -> type[Algorithm]:
+    """The class of a built-in algorithm, or of the user's own by its path package.module:Class; else ValueError."""
+    if isinstance(name, str) and ":" in name:
+        return _import_algorithm(name)
+    if not isinstance(name, str) or name not in ALGORITHMS:
+        raise ValueError(f"no algorithm '{name}'; choose one of {', '.join(ALGORITHMS)}, or package.module:Class")
+    return ALGORITHMS[name]
 
 
 def _import_algorithm(path: str) -> type[Algorithm]:

@@ -17,16 +17,21 @@ def compare(
         Path | None, typer.Argument(help="The task's settings as TOML; without it, the defaults.")
     ] = None,
     assignments: Assignments = [],  # noqa: B006
-    algorithms: Annotated[str, typer.Option(help="Names of algorithms, separated by commas.")] = REFERENCE,
-    grid: Annotated[str, typer.Option(help="Learning rates to try; the public set chooses the best.")] = GRID,
+    algorithms: Annotated[
+        str, typer.Option(help="Algorithms, separated by commas; your own as package.module:Class.")
+    ] = REFERENCE,
+    grid: Annotated[
+        str, typer.Option(help="Learning rates to try; the public set chooses the best. Grows if that is at an edge.")
+    ] = GRID,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each algorithm at its best learning rate.")] = 3,
     out: Annotated[Path | None, typer.Option(help="Folder; finished runs in it are skipped.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare algorithms on one task under one privacy budget, each at its best learning rate."""
     from pdsl.config import load
-    from pdsl.sweep.comparison import ComparisonPlan, footer, run_comparison, summarise, table
+    from pdsl.sweep.comparison import ComparisonPlan, run_comparison, summarise
     from pdsl.sweep.page import write_page
+    from pdsl.sweep.presentation import footer, table
     from pdsl.sweep.progress import SweepProgress
     from pdsl.sweep.tuning import count_jobs, parse_grid
 
@@ -35,7 +40,8 @@ def compare(
     plan = ComparisonPlan.of(task, algorithms.split(","), parse_grid(grid), seeds, own)
     folder = out or Path("runs") / f"compare-{task.data.name}-{task.graph.kind}-{plan.key}"
     try:
-        scores = run_comparison(plan, folder, SweepProgress(console(stderr=True), count_jobs(plan.tunings)))
+        progress = SweepProgress(console(stderr=True), lambda scores: count_jobs(plan.tunings, scores))
+        scores = run_comparison(plan, folder, progress)
     except KeyboardInterrupt:
         say(f"interrupted; to continue in {folder}, run the same command again")
         raise SystemExit(INTERRUPTED) from None

@@ -48,7 +48,7 @@ def reproduce(
     if keep:
         check_keep(plan, folder, keep, earlier)
     try:
-        progress = SweepProgress(console(stderr=True), count_jobs(plan.tunings))
+        progress = SweepProgress(console(stderr=True), lambda scores: count_jobs(plan.tunings))
         run_tunings(plan.tunings, folder / CELLS, progress, processes)
     except KeyboardInterrupt:
         say(f"interrupted; to continue in {folder}, run the same command again")

@@ -1,24 +1,22 @@
-"""Comparison of algorithms on one task: the plan, the result and its table on the terminal."""
+"""Comparison of algorithms on one task: the plan, its execution and the result."""
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from rich.table import Table
-
-from pdsl.algorithms import ALGORITHMS
-from pdsl.config import Config, load, validate
+from pdsl.algorithms import Algorithm
+from pdsl.config import Config, find_algorithm, load, validate
 from pdsl.settings import flat, setting_names
 from pdsl.sweep.job import Job, Score, check_data, read_curve
 from pdsl.sweep.scheduler import OnScore, Scores
-from pdsl.sweep.tuning import Tuning, run_tunings
+from pdsl.sweep.significance import is_significant, paired_p_value
+from pdsl.sweep.tuning import Edge, Tuning, run_tunings
 from pdsl.utils.errors import PdslError
 from pdsl.utils.files import write_whole
-from pdsl.utils.format import duration, format_epsilon, plain, size
 from pdsl.utils.types import JsonDict
 
 PLAN = "plan.json"
@@ -53,8 +51,7 @@ class ComparisonPlan:
         base.pop("algorithm")
         base["engine"] = {**base["engine"], "workers": 1}  # jobs run in parallel, one core each
         for name in algorithms:
-            if name not in ALGORITHMS:
-                raise PdslError(f"--algorithms: no algorithm '{name}'; 'pdsl algorithms' lists them")
+            _check_algorithm(name)
         if len(set(algorithms)) < len(algorithms):
             raise PdslError("--algorithms: give each algorithm once, like pdsl,dp-dpsgd")
         if not grid or min(grid) <= 0:
@@ -69,13 +66,14 @@ class ComparisonPlan:
     def job(self, algorithm: str, learning_rate: float, seed: int) -> Job:
         values = {**self.own.get(algorithm, {}), "name": algorithm, "learning_rate": learning_rate}
         config = validate({**self.base, "seed": seed, "algorithm": values}, "compare")
-        return Job(f"{algorithm}-{learning_rate:g}-seed{seed}", config)
+        return Job(f"{algorithm.replace(':', '.')}-{learning_rate:g}-seed{seed}", config)
 
     def tuning(self, algorithm: str) -> Tuning:
         """Trials on the first seed, and a final job for each seed. The first final job is one of the trials."""
         return Tuning(
             {rate: self.job(algorithm, rate, self.seeds[0]) for rate in self.grid},
             lambda rate: [self.job(algorithm, rate, seed) for seed in self.seeds],
+            lambda rate: self.job(algorithm, rate, self.seeds[0]),
         )
 
     @property
@@ -95,6 +93,19 @@ class ComparisonPlan:
     def key(self) -> str:
         """Eight letters for the name of the default folder, so that the same command finds it again."""
         return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _find_algorithm(name: str) -> type[Algorithm]:
+    try:
+        return find_algorithm(name)
+    except ValueError as e:
+        raise PdslError(f"--algorithms: {e}") from e
+
+
+def _check_algorithm(name: str) -> None:
+    """Refuse an algorithm that does not exist or has no learning rate."""
+    if "learning_rate" not in setting_names(_find_algorithm(name)):
+        raise PdslError(f"--algorithms: {name} has no setting learning_rate, which compare tunes; add it to the class")
 
 
 def _algorithm_settings(config: Config, algorithms: Sequence[str], assignments: Sequence[str]) -> dict[str, JsonDict]:
@@ -123,7 +134,7 @@ def _algorithms_with(key: str, algorithms: Sequence[str]) -> list[str]:
         raise PdslError(f"compare: algorithm.{key} is given by {option}; leave it out of the settings")
     if key == "algorithm":
         raise PdslError("compare: give each algorithm.* setting by itself, like --set algorithm.momentum=0.3")
-    found = [name for name in algorithms if key in setting_names(ALGORITHMS[name])]
+    found = [name for name in algorithms if key in setting_names(_find_algorithm(name))]
     if not found:
         raise PdslError(
             f"compare: none of {', '.join(algorithms)} has a setting algorithm.{key}; 'pdsl algorithms' lists them"
@@ -175,6 +186,15 @@ class Line:
     seconds: float | None
     epsilon: float | None  # the largest
     failed: tuple[str, ...]  # failed jobs, with their reasons
+    accuracy_per_seed: tuple[float | None, ...] = ()  # None: the run failed
+    rates: tuple[float, ...] = ()  # learning rates that were tried
+    edge: Edge | None = None  # end of `rates` at which the best is: a rate beyond may be better
+    p_value: float | None = None  # of the paired difference to the best line; None: the best, or too few seeds
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the accuracy is significantly below the best."""
+        return is_significant(self.p_value)
 
 
 @dataclass(frozen=True)
@@ -190,6 +210,18 @@ class Comparison:
     def failed(self) -> list[str]:
         return [reason for line in self.lines for reason in line.failed]
 
+    @property
+    def undecided(self) -> list[Line]:
+        """The lines that may be as good as the first."""
+        return [line for line in self.lines[1:] if line.accuracy is not None and not line.is_worse]
+
+    @property
+    def winner(self) -> str | None:
+        """The algorithm that is significantly better than every other one; None if there is none."""
+        first, *others = self.lines
+        compared = [line for line in others if line.accuracy is not None]
+        return first.algorithm if compared and not self.undecided else None
+
     def check(self) -> None:
         """Refuse a comparison without any result."""
         if all(line.accuracy is None for line in self.lines):
@@ -198,6 +230,7 @@ class Comparison:
     def as_dict(self) -> JsonDict:
         return {
             "algorithms": [asdict(line) for line in self.lines],
+            "winner": self.winner,
             "level": self.level,
             "grid": self.plan.grid,
             "seeds": self.plan.seeds,
@@ -215,11 +248,20 @@ def summarise(plan: ComparisonPlan, scores: Scores, folder: Path) -> Comparison:
     }
     best = max((s.accuracy for found in finals.values() for s in found if s.failed is None), default=0.0)
     level = LEVEL * best
-    lines = [
-        _line(name, rates[name], [scores[job.name] for job in tuning.trials.values()], finals[name], level, folder)
-        for name, tuning in tunings.items()
-    ]
-    return Comparison(sorted(lines, key=lambda line: -(line.accuracy or 0.0)), level, folder, plan)
+    lines = []
+    for name, tuning in tunings.items():
+        trials = tuning.wanted_trials(scores)
+        line = _line(name, rates[name], [scores[job.name] for job in trials.values()], finals[name], level, folder)
+        lines.append(replace(line, rates=tuple(sorted(trials)), edge=tuning.edge(scores)))
+    first, *others = sorted(lines, key=lambda line: -(line.accuracy or 0.0))
+    tested = [replace(line, p_value=_p_value(first, line)) for line in others]
+    return Comparison([first, *tested], level, folder, plan)
+
+
+def _p_value(first: Line, line: Line) -> float | None:
+    if first.accuracy is None or line.accuracy is None:
+        return None
+    return paired_p_value(first.accuracy_per_seed, line.accuracy_per_seed)
 
 
 def _line(name: str, rate: float | None, trials: list[Score], finals: list[Score], level: float, folder: Path) -> Line:
@@ -244,6 +286,7 @@ def _line(name: str, rate: float | None, trials: list[Score], finals: list[Score
         seconds=_mean([score.seconds for score in good]),
         epsilon=max(epsilons, default=None),
         failed=failed,
+        accuracy_per_seed=tuple(None if score.failed is not None else score.accuracy for score in finals),
     )
 
 
@@ -254,52 +297,3 @@ def _mean(values: Sequence[float]) -> float | None:
 def first_round_at(run: Path, level: float) -> int | None:
     """The first round in which the mean accuracy over agents was at least `level`."""
     return next((t for t, _, accuracy in read_curve(run) if accuracy >= level), None)
-
-
-def headings(comparison: Comparison) -> list[str]:
-    reached = f"rounds to {comparison.level:.1%}"
-    return ["algorithm", "rate", "accuracy", "mean model", "loss", reached, "sent", "time", "total ε"]
-
-
-def cells(line: Line) -> list[str]:
-    """A line of the table as text, in the order of the headings."""
-    if line.accuracy is None:
-        return [line.algorithm, "—", "failed", *["—"] * 6]
-    spread = "" if line.deviation is None else f" ± {line.deviation:.4f}"
-    return [
-        line.algorithm,
-        plain(line.learning_rate),
-        f"{line.accuracy:.4f}{spread}",
-        f"{line.accuracy_of_mean:.4f}",
-        plain(line.loss),
-        plain(line.rounds_to_level),
-        size(line.bytes or 0),
-        duration(line.seconds),
-        "no noise" if line.epsilon is None else format_epsilon(line.epsilon),
-    ]
-
-
-def caption(comparison: Comparison) -> str:
-    p = comparison.plan
-    runs = f"{len(p.seeds)} seeds ± deviation" if len(p.seeds) > 1 else "1 seed"
-    rates = ", ".join(f"{rate:g}" for rate in p.grid)
-    return (
-        f"Accuracy: mean over agents and {runs}. Learning rate: the best of {rates} on the public set, tried on seed"
-        f" {p.seeds[0]}. To {comparison.level:.1%}: the first round with that accuracy, {LEVEL:.0%} of the best run's."
-        " ε is that of one run: on private data, every trial would spend its own."
-    )
-
-
-def table(comparison: Comparison) -> Table:
-    """The table for the terminal. Headings have two lines, so that the paper's five methods fit 80 characters."""
-    rich_table = Table(box=None, header_style="bold", padding=(0, 1), pad_edge=False)
-    for heading in headings(comparison):
-        rich_table.add_column(heading.removeprefix("rounds ").replace(" ", "\n"), no_wrap=True)
-    for line in comparison.lines:
-        rich_table.add_row(*cells(line))
-    return rich_table
-
-
-def footer(comparison: Comparison) -> str:
-    """Text below the table: the caption and the failed runs."""
-    return "\n".join([caption(comparison), *(f"failed: {reason}" for reason in comparison.failed)])

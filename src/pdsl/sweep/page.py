@@ -9,24 +9,23 @@ from pdsl.report.document import render, write_file
 from pdsl.report.figures import Figure
 from pdsl.report.line_chart import line_chart
 from pdsl.settings import PrivacySettings, flat
-from pdsl.sweep.comparison import Comparison, ComparisonPlan, caption, cells, headings
+from pdsl.sweep.comparison import Comparison, ComparisonPlan
 from pdsl.sweep.job import read_curve
-from pdsl.utils.format import axis_percent, exact_percent, format_epsilon, percent, plain
+from pdsl.sweep.presentation import caption, cells, describe_edges, headings, headline
+from pdsl.utils.format import axis_percent, exact_percent, format_epsilon, plain
 from pdsl.utils.types import JsonDict
 
 
 def write_page(comparison: Comparison) -> Path:
     """Write compare.html into the folder of a comparison and return its path."""
-    base, best = comparison.plan.base, comparison.lines[0]
+    base = comparison.plan.base
     html = render(
         "compare_algorithms.html.j2",
         title=f"{len(comparison.lines)} algorithms on {base['data']['name']}, {base['graph']['kind']} graph",
-        verdict=f"{best.algorithm} has the highest accuracy: {percent(best.accuracy)}."
-        if best.accuracy
-        else "No run has finished.",
+        verdict=headline(comparison),
         headings=headings(comparison),
         rows=[cells(line) for line in comparison.lines],
-        about=caption(comparison),
+        about=" ".join([caption(comparison), *(f"{line}." for line in describe_edges(comparison))]),
         chart=_chart(comparison),
         failed=[reason for line in comparison.lines for reason in line.failed],
         task=_task(comparison.plan),

@@ -2,24 +2,69 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 
 from pdsl.sweep.job import Job, Score
 from pdsl.sweep.scheduler import OnScore, Scores, run_jobs
 from pdsl.utils.errors import PdslError
 
+MAX_EXTENSIONS = 4  # learning rates added beyond the edges of a grid
+FACTOR = 2.0  # between an edge and the learning rate added beyond it
+
+
+class Edge(StrEnum):
+    """The end of a grid at which its best learning rate is."""
+
+    LOWER = "lower"
+    UPPER = "upper"
+
 
 @dataclass(frozen=True)
 class Tuning:
-    """The jobs of one method: trials by learning rate, and the final jobs at a learning rate."""
+    """The jobs of one method: trials by learning rate, and the final jobs at a learning rate.
+
+    With `extend`, a grid of several learning rates grows by a factor of two while its best is at an edge, at most
+    MAX_EXTENSIONS times. The added trials follow from the scores alone, so an interrupted sweep continues the same way.
+    """
 
     trials: Mapping[float, Job]
     finals: Callable[[float], list[Job]]
+    extend: Callable[[float], Job] | None = None  # the trial at a learning rate outside of the grid
+
+    def wanted_trials(self, scores: Scores) -> dict[float, Job]:
+        """Trials known to be needed, given the scores so far: the grid and its extensions."""
+        jobs = dict(self.trials)
+        if self.extend is None or len(jobs) < 2:  # one learning rate is a choice, not a grid
+            return jobs
+        while len(jobs) < len(self.trials) + MAX_EXTENSIONS and (edge := _edge(jobs, scores)) is not None:
+            rate = min(jobs) / FACTOR if edge is Edge.LOWER else max(jobs) * FACTOR
+            jobs[rate] = self.extend(rate)
+        return jobs
 
     def best_rate(self, scores: Scores) -> float | None:
         """The learning rate chosen by the trials; None if none is fit, or some are not finished."""
-        found = {rate: scores[job.name] for rate, job in self.trials.items() if job.name in scores}
-        return best_rate(found) if len(found) == len(self.trials) else None
+        found = _finished(self.wanted_trials(scores), scores)
+        return None if found is None else best_rate(found)
+
+    def edge(self, scores: Scores) -> Edge | None:
+        """The edge at which the best learning rate still is; None if it is inside, or the grid is one rate."""
+        jobs = self.wanted_trials(scores)
+        return _edge(jobs, scores) if len(jobs) > 1 else None
+
+
+def _finished(jobs: Mapping[float, Job], scores: Scores) -> dict[float, Score] | None:
+    found = {rate: scores[job.name] for rate, job in jobs.items() if job.name in scores}
+    return found if len(found) == len(jobs) else None
+
+
+def _edge(jobs: Mapping[float, Job], scores: Scores) -> Edge | None:
+    found = _finished(jobs, scores)
+    best = None if found is None else best_rate(found)
+    if best is None:
+        return None
+    return Edge.LOWER if best == min(jobs) else Edge.UPPER if best == max(jobs) else None
 
 
 def best_rate(trials: Mapping[float, Score]) -> float | None:
@@ -37,16 +82,18 @@ def run_tunings(
 
 def needed_jobs(tunings: Sequence[Tuning], scores: Scores) -> list[Job]:
     """Jobs known to be needed, given the scores so far; trials first."""
-    jobs = [job for tuning in tunings for job in tuning.trials.values()]
+    jobs = [job for tuning in tunings for job in tuning.wanted_trials(scores).values()]
     for tuning in tunings:
         if (rate := tuning.best_rate(scores)) is not None:
             jobs += tuning.finals(rate)
     return jobs
 
 
-def count_jobs(tunings: Iterable[Tuning]) -> int:
-    """Number of jobs, which does not depend on the learning rates that are chosen."""
-    return len({job.name for t in tunings for job in (*t.trials.values(), *t.finals(next(iter(t.trials))))})
+def count_jobs(tunings: Iterable[Tuning], scores: Scores = MappingProxyType({})) -> int:
+    """Number of jobs known to be needed, given the scores so far. Only extensions of a grid change it."""
+    return len(
+        {job.name for t in tunings for job in (*t.wanted_trials(scores).values(), *t.finals(next(iter(t.trials))))}
+    )
 
 
 def parse_grid(text: str) -> list[float]:

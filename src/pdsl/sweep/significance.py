@@ -1,0 +1,28 @@
+"""Significance of a difference between two algorithms: a paired t-test over seeds."""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from scipy.stats import ttest_rel
+
+CONFIDENCE = 0.95
+MIN_PAIRS = 3  # seeds; two pairs have one degree of freedom, and equal differences would look certain by chance
+
+
+def paired_p_value(ours: Sequence[float | None], theirs: Sequence[float | None]) -> float | None:
+    """Two-sided p-value of equal means, over the seeds that both have; None with too few.
+
+    The same seed has the same data, partition, graph and initial model for both, so differences are paired.
+    """
+    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
+    if len(pairs) < MIN_PAIRS:
+        return None
+    differences = [a - b for a, b in pairs]
+    if max(differences) - min(differences) <= 1e-12 * max(1.0, *map(abs, differences)):  # no variance: no statistic
+        return 0.0 if abs(fmean(differences)) > 1e-12 else 1.0
+    first, second = zip(*pairs, strict=True)
+    return float(ttest_rel(first, second).pvalue)
+
+
+def is_significant(p_value: float | None) -> bool:
+    return p_value is not None and p_value < 1 - CONFIDENCE
