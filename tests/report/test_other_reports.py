@@ -11,7 +11,7 @@ import pytest
 
 from pdsl.config import load, validate
 from pdsl.report.document import TEMPLATES
-from pdsl.report.line_chart import Points, line_chart
+from pdsl.report.line_chart import Points, Scale, line_chart
 from pdsl.reproduce import SweepPlan, Task, collect
 from pdsl.reproduce.page import figure_page
 from pdsl.reproduce.paper import settings_of
@@ -20,7 +20,6 @@ from pdsl.sweep.comparison import ComparisonPlan, summarise
 from pdsl.sweep.job import Score
 from pdsl.sweep.page import command, write_page
 from pdsl.sweep.tuning import parse_grid
-from pdsl.utils.format import plain
 
 TASKS: list[dict[str, Any]] = [
     {},
@@ -65,7 +64,7 @@ def test_a_comparison_has_its_task_and_its_command(tmp_path: Path) -> None:
 )
 def test_a_panel_says_the_papers_epsilon_and_ours(tmp_path: Path, reading: str, said: str) -> None:
     plan = SweepPlan(Task(reading), ("fig3",), tuple(settings_of("fig3")), (0,), "pdsl reproduce fig3")
-    assert said in figure_page(collect("fig3", plan, tmp_path, {}))
+    assert said in re.sub("<[^>]*>", "", figure_page(collect("fig3", plan, tmp_path, {})))
 
 
 def test_a_cell_without_a_number_of_the_papers_is_one_line() -> None:
@@ -78,7 +77,7 @@ def test_a_chart_leaves_no_more_room_than_its_names_need() -> None:
     points: Points = [(1, 0.5), (2, 0.7)]
 
     def room(name: str) -> float:
-        picture = line_chart({name: points}, "accuracy", plain)
+        picture = line_chart({name: points}, "accuracy", Scale())
         assert picture is not None
         return picture.width - float(picture.marks.partition("H")[2].partition("M")[0].partition('"')[0])
 

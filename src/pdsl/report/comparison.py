@@ -1,16 +1,17 @@
 """A report that compares several runs: results, curves, and the settings that differ."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pdsl.report.document import render, write_file
-from pdsl.report.figures import Figure
-from pdsl.report.line_chart import Form, line_chart
+from pdsl.report.figures import EPSILON, NOT_PRIVATE, Figure
+from pdsl.report.line_chart import Scale, line_chart
 from pdsl.report.run_data import Run
 from pdsl.report.tables import Runs, comparison_table
 from pdsl.settings import flat
-from pdsl.utils.format import axis_percent, exact, exact_percent, format_epsilon, percent, plain
 
+DISTANCE = "Average distance between an agent's model and the mean model."
 MAX_LINES = 12  # runs drawn in a figure; more names would not fit
 
 
@@ -31,6 +32,7 @@ def write_comparison(runs: Runs, target: Path) -> Path:
         "compare_runs.html.j2",
         title=f"{len(runs)} runs",
         verdict=_verdict(runs),
+        badge="",
         headings=table.headings,
         rows=table.format_rows(),
         figures=comparison_figures(runs),
@@ -41,37 +43,53 @@ def write_comparison(runs: Runs, target: Path) -> Path:
 
 
 def comparison_figures(runs: Runs) -> list[Figure]:
-    """Accuracy, loss, ε and consensus distance over rounds, with one line for each run that has them."""
+    """Headline metrics, loss, ε and consensus distance over rounds, with one line for each run that has them."""
     drawn = dict(list(runs.items())[:MAX_LINES])
     limit = f" Shown: the first {MAX_LINES} of {len(runs)} runs." if len(runs) > MAX_LINES else ""
 
-    def figure(
-        metric: str, title: str, caption: str, form: Form = plain, tip_form: Form = exact, top: float | None = None
-    ) -> Figure:
+    def figure(name: str, axis: str, title: str, caption: str, scale: Scale) -> Figure:
         series = {
-            name: [(r.number, value) for r in run.rounds if (value := r.metrics[metric]) is not None]
-            for name, run in drawn.items()
+            run_name: [(r.number, value) for r in run.rounds if (value := r.metrics.get(name)) is not None]
+            for run_name, run in drawn.items()
         }
-        picture = line_chart(series, title.lower(), form, tip_form, top)
-        return Figure(f"comparison-{metric}", title, caption + limit, picture)
+        picture = line_chart(series, axis, scale)
+        return Figure(f"comparison-{name}", title, caption + limit, picture)
 
+    headlines = {run.metric.name: run.metric for run in drawn.values()}
+    losses = next(iter(drawn.values())).task.loss
+    seeded = any(run.seeded and run.epsilon() is not None for run in drawn.values())
     figures = [
-        figure("accuracy", "Accuracy", "Test accuracy, mean over agents.", axis_percent, exact_percent, top=1),
-        figure("loss", "Loss", "Test loss, mean over agents."),
-        figure("epsilon", "ε spent", "Total ε, for the agent with the largest total.", tip_form=format_epsilon),
-        figure("consensus", "Consensus distance", "Average distance between an agent's model and the mean model."),
+        *(
+            figure(name, m.label, m.title, f"Test {m.label}, mean over agents.", m.scale)
+            for name, m in headlines.items()
+        ),
+        *(
+            []
+            if "loss" in headlines
+            else [figure("loss", "loss", "Loss", "Test loss, mean over agents.", losses.scale)]
+        ),
+        replace(
+            figure("epsilon", "ε spent", "ε spent", "Total ε, for the agent with the largest total.", EPSILON),
+            badge=NOT_PRIVATE if seeded else "",
+        ),
+        figure("consensus", "consensus distance", "Consensus distance", DISTANCE, Scale()),
     ]
-    return [figure for figure in figures if figure.picture or figure.name == "comparison-accuracy"]
+    return [it for it in figures if it.picture or it.name.removeprefix("comparison-") in headlines]
 
 
 def _verdict(runs: Runs) -> str:
-    known = {name: value for name, run in runs.items() if (value := run.outcome()["accuracy"]) is not None}
+    known = {name: value for name, run in runs.items() if (value := run.headline()) is not None}
     if not known:
         return "No run has been evaluated."
-    best = max(known, key=lambda name: known[name])
     unfinished = sum(run.summary is None for run in runs.values())
     rest = f" {unfinished} run{' is' if unfinished == 1 else 's are'} unfinished." if unfinished else ""
-    return f"{best} has the highest accuracy: {percent(known[best])}.{rest}"
+    metrics = {runs[name].metric for name in known}
+    if len(metrics) > 1:
+        return f"The runs have different metrics: {', '.join(sorted(m.label for m in metrics))}.{rest}"
+    (metric,) = metrics
+    best = (max if metric.higher_is_better else min)(known, key=lambda name: known[name])
+    extreme = "highest" if metric.higher_is_better else "lowest"
+    return f"{best} has the {extreme} {metric.label}: {metric.form(known[best])}.{rest}"
 
 
 def _differing_settings(runs: Runs) -> list[list[str]]:

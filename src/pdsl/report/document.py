@@ -5,6 +5,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from pdsl.report.glossary import define, explain
 from pdsl.utils.errors import PdslError
 from pdsl.utils.files import PUBLIC, write_whole
 
@@ -15,6 +16,8 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+TEMPLATES.filters["explain"] = explain
+TEMPLATES.filters["define"] = define
 
 
 @dataclass(frozen=True)
@@ -26,9 +29,11 @@ class LiveStatus:
     total: int | None = None
 
 
-def render(template: str, *, title: str, verdict: str, live: LiveStatus | None = None, **context: object) -> str:
-    """Render a self-contained HTML document. With `live`, it reloads itself every second."""
-    return TEMPLATES.get_template(template).render(title=title, verdict=verdict, live=live, **context)
+def render(
+    template: str, *, title: str, verdict: str, badge: str = "", live: LiveStatus | None = None, **context: object
+) -> str:
+    """Render a self-contained HTML document. `badge`: a warning beside the verdict. A `live` one reloads itself."""
+    return TEMPLATES.get_template(template).render(title=title, verdict=verdict, badge=badge, live=live, **context)
 
 
 def write_file(target: Path, content: str | bytes, mode: int = PUBLIC) -> Path:

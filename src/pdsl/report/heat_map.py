@@ -1,16 +1,18 @@
 """Heat maps: Shapley values of edges over rounds, and the matrix of edge weights."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import floor, log10
 from statistics import quantiles
 from typing import NamedTuple
 
 from markupsafe import Markup
 
-from pdsl.report.run_data import Edge, Run, mean_present
+from pdsl.report.names import AgentNames
+from pdsl.report.run_data import Run, mean_present
+from pdsl.report.run_schema import Edge
 from pdsl.report.svg import ATTACKER, SWATCH, LegendEntry, Picture, element, join, text
-from pdsl.utils.format import agent_label, chunks, nice, percent, plain, signed, span, ticks_between
+from pdsl.utils.format import chunks, nice, percent, plain, signed, span, ticks_between
 
 WIDTH, TOP = 520, 66
 MAX_EDGES = 60  # with more edges, a row is a sending agent
@@ -22,6 +24,8 @@ GAP = 4  # between receivers
 TEXT_HEIGHT = 16  # of a row with room for text
 STEPS = (0.05, 0.1, 0.2, 0.5)  # fractions of the colour scale at which the next colour starts
 
+PAIR_LETTERS = 9  # of each of the two names of an edge
+
 MATRIX_LEFT, MATRIX_TOP = 52.0, 44.0
 MAX_WRITTEN = 16  # agents up to which each cell of the matrix has its number
 DEPTHS = (0.2, 0.4, 0.6, 0.8)  # between the smallest and the largest weight: where the next colour starts
@@ -31,6 +35,7 @@ class Strip(NamedTuple):
     """A row of the Shapley heat map."""
 
     label: str
+    tip: str  # the label with whole names
     group: int  # rows of different groups have a gap between them
     values: list[float | None]  # one per column; None if there was no message
     mean: float
@@ -97,18 +102,22 @@ def _frame(strips: list[Strip], rounds: list[tuple[int, int]]) -> Frame:
 
 def _strips(run: Run, phi: list[list[float | None]]) -> list[Strip]:
     """One strip per edge; or per sending agent, as the mean over its receivers, itself included."""
-    edges, attackers = run.setup.edges, run.setup.attackers
+    edges, names = run.setup.edges, run.setup.agent_names
     if has_row_per_edge(run):
         found = []
         for e, (i, j, _) in enumerate(edges):
             *values, mean = (column[e] for column in phi)
-            found.append(Strip(f"{i} ← {agent_label(j, j, attackers)}", i, values, mean or 0.0))
+            receiver = replace(names, attackers={}).label(i, PAIR_LETTERS)
+            tip = f"{names.name(i)} ← {names.name(j)}{'*' * (j in names.attackers)}"
+            found.append(Strip(f"{receiver} ← {names.label(j, PAIR_LETTERS)}", tip, i, values, mean or 0.0))
         return found
     strips = []
     for part in chunks(run.setup.agents, MAX_ROWS):
         if sent := [e for e, (_, j, _) in enumerate(edges) if j in part]:
             *values, mean = (mean_present(column[e] for e in sent) for column in phi)
-            strips.append(Strip(agent_label(part[0], part[-1], attackers), 0, values, mean or 0.0))
+            label = names.label_span(part[0], part[-1])
+            tip = names.full(part[0], part[-1]) if names.names else label
+            strips.append(Strip(label, tip, 0, values, mean or 0.0))
     return strips
 
 
@@ -139,7 +148,7 @@ def _draw(strip: Strip, y: float, frame: Frame, lettered: bool) -> Markup:
     if lettered:
         texts.append(text(strip.label, frame.left - 8, middle + 4, class_="end small"))
         texts.append(text(signed(strip.mean, frame.decimals), WIDTH - 2, middle + 4, class_="end small"))
-    return element("g", *cells, class_="heat", stroke_width=height - 2, data_of=strip.label) + join(texts)
+    return element("g", *cells, class_="heat", stroke_width=height - 2, data_of=strip.tip) + join(texts)
 
 
 def _cell(line: str, colour: str, height: float, **attributes: str) -> Markup:
@@ -160,9 +169,10 @@ def _legend(scale: float) -> Markup:
     return element("g", *lines, class_="heat", stroke_width=14) + join(texts)
 
 
-def weight_matrix(agents: int, edges: Sequence[Edge], attackers: Collection[int]) -> Picture:
+def weight_matrix(agents: int, edges: Sequence[Edge], names: AgentNames) -> Picture:
     """One row per receiver, one column per sender. Above MAX_WRITTEN agents, a colour scale replaces the numbers."""
-    left, top = MATRIX_LEFT, MATRIX_TOP
+    room = LETTER * names.longest(PAIR_LETTERS)
+    left, top = max(MATRIX_LEFT, 12 + room), max(MATRIX_TOP, 30 + room)
     side = (WIDTH - left) / agents
     lowest, highest = (pick(weight for *_, weight in edges) for pick in (min, max))
     rows: dict[int, list[Markup]] = {}
@@ -170,33 +180,41 @@ def weight_matrix(agents: int, edges: Sequence[Edge], attackers: Collection[int]
     for i, j, weight in edges:
         x, y = left + side * j, top + side * (i + 0.5)
         depth = sum(weight >= bound for bound in _bounds(lowest, highest)) if highest > lowest else 2
-        tip = f"{i} ← {j}: {percent(weight)}"
+        tip = f"{names.name(i)} ← {names.name(j)}: {percent(weight)}"
         line = f"M{x + 0.5:.1f} {y:.1f}h{side - 1:.1f}"
-        rows.setdefault(i, []).append(element("path", d=line, class_=_depth_colour(depth), data_tip=tip))
+        rows.setdefault(i, []).append(element("path", d=line, class_=depth_colour(depth), data_tip=tip))
         if agents <= MAX_WRITTEN:
             tone = "middle small deep" if depth >= 3 else "middle small"
             texts.append(text(f"{100 * weight:.0f}", x + side / 2, y + 4, class_=tone))
     cells = [element("g", *row, class_="heat", stroke_width=side - 1) for row in rows.values()]
     every = 1 if agents <= 20 else 2
     for k in range(agents):
-        middle, name = side * (k + 0.5), agent_label(k, k, attackers)
-        if k % every == 0 or k in attackers:
+        middle, name = side * (k + 0.5), names.label(k, PAIR_LETTERS)
+        if k % every == 0 or k in names.attackers:
             above = name if k % every == 0 else "*"  # there is no room for the number
-            texts.append(text(above, left + middle, top - 8, class_="middle small"))
+            texts.append(column_label(above, left + middle, top - 8, upright=not names.names))
             texts.append(text(name, left - 8, top + middle + 4, class_="end small"))
     texts.append(text("sender →", (left + WIDTH) / 2, 14, class_="middle soft"))
     texts.append(text("receiver ↓", 0, 14, class_="soft"))
-    legend = [*([] if agents <= MAX_WRITTEN else _depth_legend(lowest, highest)), *([ATTACKER] if attackers else [])]
+    legend = [] if agents <= MAX_WRITTEN else _depth_legend(lowest, highest)
+    legend += [ATTACKER] if names.attackers else []
     return Picture(
         WIDTH, top + side * agents + 2, f"weights between {agents} agents", join(cells + texts), tuple(legend)
     )
+
+
+def column_label(label: str, x: float, y: float, upright: bool) -> Markup:
+    """The label above a column: a number upright, a name along the column."""
+    if upright:
+        return text(label, x, y, class_="middle small")
+    return text(label, x + 4, y, class_="small", transform=f"rotate(-90 {x + 4:.1f} {y:.1f})")
 
 
 def _bounds(lowest: float, highest: float) -> list[float]:
     return [lowest + depth * (highest - lowest) for depth in DEPTHS]
 
 
-def _depth_colour(depth: int) -> str:
+def depth_colour(depth: int) -> str:
     return f"p{depth}" if depth else "z"
 
 
@@ -209,5 +227,5 @@ def _depth_legend(lowest: float, highest: float) -> list[LegendEntry]:
 
 
 def _swatch(depth: int) -> Markup:
-    line = element("path", d=f"M0 6h{SWATCH:g}", class_=_depth_colour(depth))
+    line = element("path", d=f"M0 6h{SWATCH:g}", class_=depth_colour(depth))
     return element("g", line, class_="heat", stroke_width=12)

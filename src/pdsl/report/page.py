@@ -1,13 +1,30 @@
 """The report of a run: a verdict, key numbers, and tabs for learning, privacy, contributions and settings."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from pdsl.privacy.statement import SEEDED
+from pdsl.algorithms import ALGORITHMS, PDSL
+from pdsl.config import describe
 from pdsl.report.document import LiveStatus, render, write_file
-from pdsl.report.figures import Figure, contribution_figures, learning_figures, privacy_figures
-from pdsl.report.run_data import Run, Summary, read_run
+from pdsl.report.figures import NOT_PRIVATE, Figure, contribution_figures, learning_figures, privacy_figures
+from pdsl.report.metric import Metric
+from pdsl.report.run_data import Run, read_run
+from pdsl.report.run_schema import Summary
+from pdsl.settings import flat
 from pdsl.utils.files import PRIVATE
 from pdsl.utils.format import MISSING, duration, format_epsilon, percent, plain, size
+
+LEFT_OF_LEARNING = ("loss", "confusion", "residuals")  # figures of the left column, below the headline metric
+MAX_RECALLS = 20  # classes listed with their recall; of more, those with the lowest
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A key number."""
+
+    label: str
+    value: str
+    badge: str = ""
 
 
 def write_report(run: Path, owner: bool = False) -> Path:
@@ -22,23 +39,35 @@ def write_report(run: Path, owner: bool = False) -> Path:
 
 def render_report(run: Run, live: LiveStatus | None = None) -> str:
     left, right = _contribution_columns(run)
+    learning_left, learning_right = _learning_columns(run)
     general = {key: value for key, value in run.config.items() if not isinstance(value, dict)}
-    sections = {key: value for key, value in run.config.items() if isinstance(value, dict)}
+    sections = {key: flat(value) for key, value in run.config.items() if isinstance(value, dict)}
+    algorithm = ALGORITHMS.get(run.algorithm, PDSL)
     return render(
         "run.html.j2",
         title=run.name,
         verdict=verdict(run),
+        badge=_badge(run),
         live=live,
         tiles=_tiles(run),
-        learning=learning_figures(run),
+        learning_left=learning_left,
+        learning_right=learning_right,
+        measured=_measured(run),
+        recalls=_recalls(run),
         privacy=privacy_figures(run),
         finished=run.summary is not None,
         **_privacy(run.summary),
         left=left,
         right=right,
         sections={"run": general} | sections,
+        meanings={name: text for name, _, text in describe(algorithm)},
         reproduction=f"Seed {run.config.get('seed', 'not set')}, {plain(run.setup.parameters)} parameters.",
     )
+
+
+def _badge(run: Run) -> str:
+    """The mark beside an ε that was computed for noise from the seed; "" if there is no ε, or it holds."""
+    return NOT_PRIVATE if run.seeded and run.epsilon() is not None else ""
 
 
 def verdict(run: Run) -> str:
@@ -47,8 +76,11 @@ def verdict(run: Run) -> str:
     some = f" ({attackers} attacker{'s' * (attackers != 1)})" if attackers else ""
     kind = run.setup.graph.split(" of ")[0]
     agents = f"{run.setup.agents} agents{some} on {'an' if kind[:1] in 'aeiou' else 'a'} {kind}"
-    accuracy, rounds = run.outcome()["accuracy"], run.rounds[-1].number
-    reached = "trained" if accuracy is None else f"reached {percent(accuracy)} test accuracy"
+    value, rounds, metric = run.headline(), run.rounds[-1].number, run.metric
+    reached = f"reached a test {metric.label} of {metric.form(value)}"
+    if metric.is_fraction:
+        reached = f"reached {metric.form(value)} test {metric.label}"
+    reached = "trained" if value is None else reached
     if run.summary is None:
         total = run.config.get("rounds", "an unknown number of")
         return f"Unfinished run: {agents} {reached} on {run.setup.data} after {rounds} of {total} rounds."
@@ -61,26 +93,43 @@ def _cost(run: Run) -> str:
     spent = f"with total ε = {format_epsilon(run.epsilon())}"
     if run.budget is not None:
         spent += f" (budget {format_epsilon(run.budget)})"
-    seeded = run.summary and SEEDED in run.summary.privacy
-    return f"{spent}. Simulation only, not private." if seeded else f"{spent}."
+    return f"{spent}."
 
 
-def _tiles(run: Run) -> dict[str, str]:
-    """Key numbers by label."""
-    outcome, rounds, spent = run.outcome(), run.rounds[-1].number, run.epsilon()
+def _tiles(run: Run) -> list[Tile]:
+    """Key numbers."""
+    outcome, rounds, spent, metric = run.outcome(), run.rounds[-1].number, run.epsilon(), run.metric
     total = "total ε" if run.budget is None or spent is None else f"total ε (budget {format_epsilon(run.budget)})"
-    tiles = {
-        "accuracy, mean over agents": percent(outcome["accuracy"]),
-        "accuracy of the mean model": percent(outcome["accuracy_of_mean"]),
-        "loss, mean over agents": plain(outcome["loss"]),
-        total: format_epsilon(spent),
-        "sent between agents": size(run.bytes_sent()),
-    }
+    known = [value for value in run.agents_outcome() if value is not None]
+    ends = [metric.form(pick(known)) for pick in (min, max)] if known else []
+    spread = f" ({ends[0]} to {ends[1]})" if len(set(ends)) > 1 else ""
+    tiles = [
+        Tile(f"{metric.label}, mean over agents{spread}", metric.form(run.headline())),
+        Tile(f"{metric.label} of the mean model", metric.form(run.headline("_of_mean"))),
+        Tile("loss, mean over agents", plain(outcome["loss"])),
+        Tile(total, format_epsilon(spent), _badge(run)),
+        Tile("sent between agents", size(run.bytes_sent())),
+    ]
+    if metric.name == "loss":
+        del tiles[2]
     if run.summary:
-        tiles[f"for {plain(rounds)} round{'s' * (rounds != 1)}"] = duration(run.summary.metrics["seconds"])
-    else:
-        tiles[f"of {run.config.get('rounds', 'more')} rounds"] = plain(rounds)
-    return tiles
+        label = f"for {plain(rounds)} round{'s' * (rounds != 1)}"
+        return [*tiles, Tile(label, duration(run.summary.metrics["seconds"]))]
+    return [*tiles, Tile(f"of {run.config.get('rounds', 'more')} rounds", plain(rounds))]
+
+
+def _measured(run: Run) -> dict[str, str]:
+    """All metrics of the mean model by label."""
+    values = run.summary.model_metrics if run.summary else {}
+    return {(metric := Metric.of(name)).label: metric.form(value) for name, value in values.items()}
+
+
+def _recalls(run: Run) -> dict[str, str]:
+    """Recall by class; of many classes, the lowest."""
+    values = dict(enumerate(run.summary.recall)) if run.summary else {}
+    names = run.setup.class_names
+    shown = sorted(values, key=lambda k: 2.0 if values[k] is None else values[k] or 0.0)[:MAX_RECALLS]
+    return {names.full(k): percent(values[k]) for k in sorted(shown)}
 
 
 def _privacy(summary: Summary | None) -> dict[str, object]:
@@ -96,6 +145,13 @@ def _privacy(summary: Summary | None) -> dict[str, object]:
         "adversaries": {name: format_epsilon(epsilon) for name, epsilon in summary.adversaries.items()},
         "notes": [note for note in (summary.stopped, *summary.notes) if note],
     }
+
+
+def _learning_columns(run: Run) -> tuple[list[Figure], list[Figure]]:
+    """The headline metric, loss and errors on the left; agents, consensus and traffic on the right."""
+    left = [f for f in learning_figures(run) if f.name in (run.metric.name, *LEFT_OF_LEARNING)]
+    right = [f for f in learning_figures(run) if f.name not in (run.metric.name, *LEFT_OF_LEARNING)]
+    return left, right
 
 
 def _contribution_columns(run: Run) -> tuple[list[Figure], list[Figure]]:

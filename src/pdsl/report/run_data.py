@@ -1,59 +1,32 @@
 """Read and validate a run directory."""
 
-import json
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
 
+from pdsl.report.metric import Metric
+from pdsl.report.run_schema import (
+    Fields,
+    Metrics,
+    Round,
+    Setup,
+    Summary,
+    Task,
+    parse_labels,
+    parse_rounds,
+    parse_setup,
+    parse_summary,
+)
 from pdsl.settings import PrivacySettings, ShapleySettings
 from pdsl.utils.errors import PdslError
-from pdsl.utils.types import JsonDict
 
-Fields = JsonDict
-Metrics = Mapping[str, float | None]  # None: not measured, or not finite
-Edge = tuple[int, int, float]  # receiver, sender, weight
 T = TypeVar("T")
 
 OWNER = "owner.json"  # in a run directory: exact counts of records
-ROUND_METRICS = (
-    *("consensus", "bytes", "epsilon", "loss", "loss_min", "loss_max"),
-    *("accuracy", "accuracy_min", "accuracy_max", "accuracy_of_mean"),
-)
-SUMMARY_METRICS = ("accuracy", "accuracy_of_mean", "loss", "seconds", "epsilon", "delta", "sigma")
-MAX_VALUE = 1e100  # sums of larger values might not be finite
-
-
-@dataclass(frozen=True)
-class Setup:
-    agents: int
-    parameters: int
-    edges: list[Edge]
-    attackers: dict[int, str]  # agent to kind of attack
-    graph: str
-    data: str
-
-
-@dataclass(frozen=True)
-class Round:
-    number: int
-    metrics: Metrics  # ROUND_METRICS
-    phi: list[float | None]  # Shapley value per edge, None for edges of other rounds; [] if there are none
-    share: list[float | None]  # weight per edge, None for edges of other rounds, or []
-
-
-@dataclass(frozen=True)
-class Summary:
-    metrics: Metrics  # SUMMARY_METRICS
-    privacy: str
-    stopped: str
-    notes: list[str]
-    adversaries: dict[str, float | None]  # ε against each
-    accuracy_per_agent: list[float | None]
 
 
 @dataclass(frozen=True)
@@ -70,6 +43,15 @@ class Run:
         return str(self.config.get("algorithm", {}).get("name", "—"))
 
     @property
+    def task(self) -> Task:
+        return self.setup.task
+
+    @property
+    def metric(self) -> Metric:
+        """The headline metric."""
+        return self.setup.task.metric
+
+    @property
     def budget(self) -> float | None:
         """The total ε the run may spend; None if no total was set."""
         return PrivacySettings(**self.config.get("privacy", {})).budget
@@ -80,6 +62,12 @@ class Run:
         return is_private(self.config)
 
     @property
+    def seeded(self) -> bool:
+        """Whether the noise came from the seed, so that ε protects nobody."""
+        privacy = PrivacySettings(**self.config.get("privacy", {}))
+        return privacy.randomness == "seeded" and privacy.mode != "none"
+
+    @property
     def value_function(self) -> str:
         """The `algorithm.shapley.value` setting."""
         return _shapley(self.config).value
@@ -88,8 +76,18 @@ class Run:
         """Final metrics or, for an unfinished run, those of the last evaluated round."""
         if self.summary:
             return self.summary.metrics
-        evaluated = (r.metrics for r in reversed(self.rounds) if r.metrics["accuracy"] is not None)
+        evaluated = (r.metrics for r in reversed(self.rounds) if r.metrics[self.metric.name] is not None)
         return next(evaluated, self.rounds[-1].metrics)
+
+    def headline(self, suffix: str = "") -> float | None:
+        """The headline metric of `outcome`; `suffix` _of_mean: that of the mean model."""
+        return self.outcome()[f"{self.metric.name}{suffix}"]
+
+    def agents_outcome(self) -> list[float | None]:
+        """The headline metric of each agent at the end, or in the last evaluated round; [] if unknown."""
+        if self.summary and self.summary.per_agent:
+            return self.summary.per_agent
+        return next((r.per_agent for r in reversed(self.rounds) if r.per_agent), [])
 
     def epsilon(self) -> float | None:
         """Total ε spent so far."""
@@ -140,12 +138,13 @@ def read_run(run: Path, owner: bool = False) -> Run:
     if not run.is_dir():
         raise PdslError(f"there is no run directory {str(run)!r}; make one with: pdsl run config.toml")
     config = _read(run / "config.toml", _config)
-    setup = _read(run / "setup.json", _setup)
+    setup = _read(run / "setup.json", parse_setup)
     # The summary is read before the rows: once it exists, all rows of a live run have been written.
-    summary = _read(run / "summary.json", _summary) if (run / "summary.json").exists() else None
-    rounds = _read(run / "rows.jsonl", lambda text: _rounds(text, len(setup.edges)))
+    ended = (run / "summary.json").exists()
+    summary = _read(run / "summary.json", lambda text: parse_summary(text, setup)) if ended else None
+    rounds = _read(run / "rows.jsonl", lambda text: parse_rounds(text, setup))
     counts = (owner or not is_private(config)) and (run / OWNER).exists()  # a shared directory may lack the file
-    labels = _read(run / OWNER, lambda text: _labels(text, setup.agents)) if counts else []
+    labels = _read(run / OWNER, lambda text: parse_labels(text, setup.agents)) if counts else []
     return Run(str(config.get("name") or run.resolve().name), config, setup, rounds, summary, labels)
 
 
@@ -174,80 +173,3 @@ def _config(text: str) -> Fields:
 def _shapley(config: Fields) -> ShapleySettings:
     given = config.get("algorithm", {}).get("shapley", {})
     return ShapleySettings(value=given["value"]) if "value" in given else ShapleySettings()
-
-
-def _json(text: str) -> Fields:
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise ValueError("not a JSON object")
-    return value
-
-
-def _number(value: float | None) -> float | None:
-    return float(value) if value is not None and isfinite(value) else None
-
-
-def _setup(text: str) -> Setup:
-    setup = _json(text)
-    M = int(setup["agents"])
-    edges = [(int(i), int(j), float(omega)) for i, j, omega in setup["edges"]]
-    if M < 1:
-        raise ValueError(f"{M} agents")
-    attackers = {int(i): str(kind) for i, kind in setup.get("attackers", [])}
-    if not all(0 <= i < M for edge in edges for i in edge[:2]) or not all(0 <= i < M for i in attackers):
-        raise ValueError(f"an edge or an attacker names an agent that is not among the {M}")
-    return Setup(M, int(setup["parameters"]), edges, attackers, str(setup["graph"]), str(setup["data"]))
-
-
-def _labels(text: str, agents: int) -> list[list[int]]:
-    labels = [[int(n) for n in of_agent] for of_agent in _json(text)["labels"]]
-    if len(labels) != agents or len({len(of_agent) for of_agent in labels}) > 1:
-        raise ValueError(f"labels are not one list of the same length for each of {agents} agents")
-    if not all(0 <= n < MAX_VALUE for of_agent in labels for n in of_agent):
-        raise ValueError("labels are not numbers of records")
-    return labels
-
-
-def _rounds(text: str, edges: int) -> list[Round]:
-    rounds: list[Round] = []
-    lines = text.splitlines(keepends=True)
-    for number, line in enumerate(lines, start=1):
-        try:
-            found = _round(_json(line), edges)
-            if rounds and found.number <= rounds[-1].number:
-                raise ValueError(f"round {found.number} comes after round {rounds[-1].number}")
-            rounds.append(found)
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
-            if number == len(lines) and not line.endswith("\n"):
-                break  # the run was interrupted while it wrote its last row
-            raise ValueError(f"line {number}: {error}") from error
-    if not rounds:
-        raise ValueError("no round has ended yet")
-    return rounds
-
-
-def _round(row: Fields, edges: int) -> Round:
-    shapley = row.get("shapley") or {"phi": [], "share": []}
-    phi, share = ([None if v is None else float(v) for v in shapley[name]] for name in ("phi", "share"))
-    finite = all(v is None or abs(v) < MAX_VALUE for v in (*phi, *share))
-    if not finite or any(len(values) not in (0, edges) for values in (phi, share)):
-        raise ValueError(f"Shapley values are not one finite number for each of {edges} edges")
-    if not 0 <= row["round"] < MAX_VALUE:
-        raise ValueError(f"round cannot be {row['round']:g}")
-    metrics = {name: _number(row.get(name)) for name in ROUND_METRICS}
-    for name, value in metrics.items():
-        if value is not None and (value < 0 or (value > 1 + 1e-6 and name.startswith("accuracy"))):
-            raise ValueError(f"{name} cannot be {value:g}")
-    return Round(int(row["round"]), metrics, phi, share)
-
-
-def _summary(text: str) -> Summary:
-    summary = _json(text)
-    return Summary(
-        metrics={name: _number(summary.get(name)) for name in SUMMARY_METRICS},
-        privacy=str(summary.get("privacy") or ""),
-        stopped=str(summary.get("stopped") or ""),
-        notes=[str(note) for note in summary.get("notes") or []],
-        adversaries={str(name): _number(epsilon) for name, epsilon in (summary.get("adversaries") or {}).items()},
-        accuracy_per_agent=[_number(value) for value in summary.get("accuracy_per_agent") or []],
-    )

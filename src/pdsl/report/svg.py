@@ -1,8 +1,8 @@
 """SVG markup and pictures. A picture is drawn inside a report, or written as a file for a paper."""
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from markupsafe import Markup, escape
@@ -33,10 +33,10 @@ def join(parts: Iterable[str]) -> Markup:
     return Markup("").join(parts)
 
 
-def drawing(width: float, height: float, label: str, *children: str) -> Markup:
+def drawing(width: float, height: float, label: str, *children: str, **attributes: Value) -> Markup:
     """Build an SVG that fills the width of its container; `label` is its alternative text."""
     box = f"0 0 {_attribute(width)} {_attribute(height)}"
-    return element("svg", *children, viewBox=box, role="img", aria_label=label)
+    return element("svg", *children, viewBox=box, role="img", aria_label=label, **attributes)
 
 
 def path(points: list[Point]) -> str:
@@ -77,11 +77,12 @@ class Picture:
     marks: Markup
     legend: tuple[LegendEntry, ...] = ()
     axis: str = ""  # name of the vertical axis, written in files only: a report has it in the title
+    data: Mapping[str, str] = field(default_factory=dict)  # attributes data-… for the script of a report
 
     @property
     def drawing(self) -> Markup:
         """The marks without the legend, which a report writes as text."""
-        return drawing(self.width, self.height, self.label, self.marks)
+        return drawing(self.width, self.height, self.label, self.marks, **self.data)
 
     def svg(self, title: str) -> str:
         """Write a standalone file: legend inside, light colours, white background."""

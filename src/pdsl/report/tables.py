@@ -2,30 +2,52 @@
 
 import csv
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pdsl.report.metric import Metric
 from pdsl.report.run_data import Run
-from pdsl.utils.format import duration, format_epsilon, percent, plain, size
+from pdsl.utils.format import duration, format_epsilon, plain, size
 
 Form = Callable[[Any], str]
 Runs = dict[str, Run]  # by unique names
 
-# Heading, value of a run, and format for readers.
-COLUMNS: tuple[tuple[str, Callable[[Run], Any], Form], ...] = (
-    ("algorithm", lambda run: run.algorithm, str),
-    ("data", lambda run: run.setup.data, str),
-    ("graph", lambda run: run.setup.graph.partition(" of ")[0], str),
-    ("agents", lambda run: run.setup.agents, plain),
-    ("rounds", lambda run: run.rounds[-1].number, plain),
-    ("accuracy", lambda run: run.outcome()["accuracy"], percent),
-    ("mean model", lambda run: run.outcome()["accuracy_of_mean"], percent),
-    ("loss", lambda run: run.outcome()["loss"], plain),
-    ("total ε", lambda run: run.epsilon(), format_epsilon),
-    ("sent", lambda run: run.bytes_sent(), size),
-    ("time", lambda run: run.summary.metrics["seconds"] if run.summary else None, duration),
-)
+Column = tuple[str, Callable[[Run], Any], Form]  # heading, value of a run, and format for readers
+
+
+def _columns(runs: Iterable[Run]) -> list[Column]:
+    """The columns for runs. Runs with different metrics have one column for each."""
+    metrics = {run.metric.name: run.metric for run in runs}
+    return [
+        ("algorithm", lambda run: run.algorithm, str),
+        ("data", lambda run: run.setup.data, str),
+        ("graph", lambda run: run.setup.graph.partition(" of ")[0], str),
+        ("agents", lambda run: run.setup.agents, plain),
+        ("rounds", lambda run: run.rounds[-1].number, plain),
+        *(column for metric in metrics.values() for column in _metric_columns(metric, len(metrics) > 1)),
+        *([] if "loss" in metrics else [("loss", lambda run: run.outcome()["loss"], plain)]),
+        ("total ε", lambda run: run.epsilon(), format_epsilon),
+        ("noise", _noise, str),
+        ("sent", lambda run: run.bytes_sent(), size),
+        ("time", lambda run: run.summary.metrics["seconds"] if run.summary else None, duration),
+    ]
+
+
+def _metric_columns(metric: Metric, several: bool) -> list[Column]:
+    def value(suffix: str) -> Callable[[Run], Any]:
+        return lambda run: run.headline(suffix) if run.metric == metric else None
+
+    of_mean = f"{metric.label}, mean model" if several else "mean model"
+    return [(metric.label, value(""), metric.form), (of_mean, value("_of_mean"), metric.form)]
+
+
+def _noise(run: Run) -> str:
+    if run.seeded:
+        return "seeded: not private"
+    return "system" if run.private else "none"
+
+
 UNITS = {"sent": "sent (bytes)", "time": "time (s)"}  # headings in CSV, where numbers have no unit
 LATEX = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
@@ -70,15 +92,17 @@ class Table:
 
 def summary_table(run: Run) -> Table:
     """One row per result of a run."""
-    rows = [[UNITS.get(heading, heading), value(run)] for heading, value, _ in COLUMNS]
-    return Table([run.name, "value"], rows, [[_without_unit, form] for *_, form in COLUMNS])
+    columns = _columns([run])
+    rows = [[UNITS.get(heading, heading), value(run)] for heading, value, _ in columns]
+    return Table([run.name, "value"], rows, [[_without_unit, form] for *_, form in columns])
 
 
 def comparison_table(runs: Mapping[str, Run]) -> Table:
     """One row per run."""
-    rows = [[name, *(value(run) for _, value, _ in COLUMNS)] for name, run in runs.items()]
-    headings = ["run", *(heading for heading, *_ in COLUMNS)]
-    return Table(headings, rows, [[str, *(form for *_, form in COLUMNS)]] * len(rows))
+    columns = _columns(runs.values())
+    rows = [[name, *(value(run) for _, value, _ in columns)] for name, run in runs.items()]
+    headings = ["run", *(heading for heading, *_ in columns)]
+    return Table(headings, rows, [[str, *(form for *_, form in columns)]] * len(rows))
 
 
 def _without_unit(text: str) -> str:

@@ -7,12 +7,11 @@ from collections import defaultdict
 from collections.abc import Mapping
 from statistics import fmean
 
-from pdsl.report.line_chart import Points, line_chart
+from pdsl.report.line_chart import Points, Scale, line_chart
 from pdsl.report.svg import Picture
 from pdsl.reproduce.paper import FIGURES, METHODS, Setting, panels
 from pdsl.reproduce.results import Results
 from pdsl.reproduce.tables import label
-from pdsl.utils.format import plain
 
 MAX_LOSS = 2 * math.log(10)  # twice the loss of guessing among ten classes; larger losses are drawn here
 
@@ -33,7 +32,7 @@ def losses(results: Results, panel: str) -> dict[str, Points]:
 
 def draw_panel(curves: Mapping[str, Points]) -> Picture | None:
     """The chart of a panel; None without runs."""
-    return line_chart(curves, "loss", plain)
+    return line_chart(curves, "loss", Scale())
 
 
 def comma_separated(results: Results) -> str:

@@ -3,16 +3,18 @@
 import json
 import shlex
 from pathlib import Path
+from statistics import fmean
 
 from pdsl.config import Config
 from pdsl.report.document import render, write_file
-from pdsl.report.figures import Figure
-from pdsl.report.line_chart import line_chart
+from pdsl.report.figures import NOT_PRIVATE, Figure
+from pdsl.report.line_chart import Points, line_chart
+from pdsl.report.metric import Metric
 from pdsl.settings import PrivacySettings, flat
-from pdsl.sweep.comparison import Comparison, ComparisonPlan
+from pdsl.sweep.comparison import Comparison, ComparisonPlan, Line
 from pdsl.sweep.job import read_curve
-from pdsl.sweep.presentation import caption, cells, describe_edges, headings, headline
-from pdsl.utils.format import axis_percent, exact_percent, format_epsilon, plain
+from pdsl.sweep.presentation import caption, cells, describe_edges, headings, headline, is_seeded
+from pdsl.utils.format import format_epsilon, plain
 from pdsl.utils.types import JsonDict
 
 
@@ -23,6 +25,7 @@ def write_page(comparison: Comparison) -> Path:
         "compare_algorithms.html.j2",
         title=f"{len(comparison.lines)} algorithms on {base['data']['name']}, {base['graph']['kind']} graph",
         verdict=headline(comparison),
+        badge=NOT_PRIVATE if is_seeded(comparison.plan) else "",
         headings=headings(comparison),
         rows=[cells(line) for line in comparison.lines],
         about=" ".join([caption(comparison), *(f"{line}." for line in describe_edges(comparison))]),
@@ -35,14 +38,29 @@ def write_page(comparison: Comparison) -> Path:
 
 
 def _chart(comparison: Comparison) -> Figure:
-    """Accuracy of each algorithm at its best learning rate, first seed."""
-    series = {}
+    """Accuracy of each algorithm at its best learning rate: mean over seeds, with a band over seeds."""
+    series: dict[str, Points] = {}
+    bands: dict[str, tuple[Points, Points]] = {}
     for line in comparison.lines:
-        if line.learning_rate is not None:
-            job = comparison.plan.job(line.algorithm, line.learning_rate, comparison.plan.seeds[0])
-            series[line.algorithm] = [(t, accuracy) for t, _, accuracy in read_curve(comparison.folder / job.name)]
-    picture = line_chart(series, "accuracy", axis_percent, exact_percent, top=1)
-    return Figure("accuracy", "Accuracy over rounds", "Test accuracy, mean over agents, first seed.", picture)
+        curves = _curves(comparison, line)
+        series[line.algorithm] = [(t, fmean(values)) for t, values in curves.items()]
+        if line.runs > 1:
+            low, high = ([(t, pick(values)) for t, values in curves.items()] for pick in (min, max))
+            bands[line.algorithm] = (low, high)
+    picture = line_chart(series, "accuracy", Metric.of("accuracy").scale, bands)
+    over = "mean over agents and seeds; bands are from the lowest to the highest seed" if bands else "mean over agents"
+    return Figure("accuracy", "Accuracy over rounds", f"Test accuracy, {over}.", picture)
+
+
+def _curves(comparison: Comparison, line: Line) -> dict[int, list[float]]:
+    """Accuracies by round, of the seeds whose runs did not fail."""
+    found: dict[int, list[float]] = {}
+    for seed, value in zip(comparison.plan.seeds, line.accuracy_per_seed, strict=False):
+        if value is not None and line.learning_rate is not None:
+            job = comparison.plan.job(line.algorithm, line.learning_rate, seed)
+            for t, _, accuracy in read_curve(comparison.folder / job.name):
+                found.setdefault(t, []).append(accuracy)
+    return found
 
 
 def _task(plan: ComparisonPlan) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """Numbers as text for readers, and round numbers for axes."""
 
 import math
-from collections.abc import Container
 from decimal import ROUND_CEILING, Context
 
 SPACE = "\N{NO-BREAK SPACE}"
@@ -73,11 +72,6 @@ def span(first: int, last: int) -> str:
     return f"{first}" if first == last else f"{first}–{last}"
 
 
-def agent_label(first: int, last: int, attackers: Container[int]) -> str:
-    """An agent or a range of agents, with an asterisk if one of them is an attacker."""
-    return span(first, last) + "*" * any(i in attackers for i in range(first, last + 1))
-
-
 def nice(value: float) -> float:
     """The smallest of 1, 2 and 5 times a power of ten that is not below a positive value."""
     power = 10.0 ** math.floor(math.log10(value))
@@ -88,6 +82,13 @@ def ticks_to(top: float) -> list[float]:
     """Ticks from 0 to the first round number that is not below a positive top."""
     step = nice(top / 5)
     return [step * k for k in range(math.ceil(top / step - 1e-9) + 1)]
+
+
+def ticks_in(low: float, high: float) -> list[float]:
+    """Ticks from the last round number that is not above `low` to the first that is not below `high` > `low`."""
+    step = nice((high - low) / 5)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [step * k for k in range(first, max(last, first + 1) + 1)]
 
 
 def ticks_between(first: int, last: int) -> list[int]:

@@ -11,14 +11,17 @@ const show = (next, x, y) => {
   if (!mark) return;
   mark.classList.add("at");
   const of = mark.parentNode.dataset.of;
-  tip.textContent = (of ? of + "\n" : "") + mark.dataset.tip;
+  tip.textContent = (of ? of + "\n" : "") + (mark.dataset.tip ?? mark.title);
   const left = Math.min(x + 14, innerWidth - tip.offsetWidth - 8);
   const top = y + 18 + tip.offsetHeight < innerHeight ? y + 18 : y - tip.offsetHeight - 12;
   tip.style.translate = `${Math.max(8, left)}px ${Math.max(8, top)}px`;
 };
+// A mouse shows the meaning of a term by itself; a finger needs the tip.
 const point = (event) => {
+  if (drag?.box) return;
   pointer = event;
-  show(event.target.closest?.("[data-tip]") ?? null, event.clientX, event.clientY);
+  const told = event.pointerType === "mouse" ? "[data-tip]" : "[data-tip], abbr[title]";
+  show(event.target.closest?.(told) ?? null, event.clientX, event.clientY);
 };
 const step = (to) => {
   const box = to.getBoundingClientRect();
@@ -47,6 +50,7 @@ const arrange = () => {
   for (const figure of document.querySelectorAll('svg[role="img"]')) {
     if (figure.querySelector("[data-tip]")) figure.tabIndex = 0;
   }
+  restoreZooms();
 };
 
 const alongTabs = (tabs, at, key) => {
