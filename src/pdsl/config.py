@@ -211,6 +211,9 @@ ALIASES: dict[str, str] = {
     "graph.agents": "clients num_clients n_clients num_agents n_agents nodes num_nodes num_peers",
     "model.name": "arch architecture",
     "model.hidden": "hidden_size hidden_dim width",
+    "task.loss": "loss_fn loss_function criterion objective",
+    "task.metric": "metrics metric_fn",
+    "task.class_weights": "class_weight weights",
     "batch.size": "batch_size batchsize bs minibatch_size",
     "batch.rate": "sample_rate sampling_rate",
     "algorithm.name": "optimizer optimiser optim algo method strategy aggregator",
@@ -229,9 +232,6 @@ NO_SETTING = {
     "participation": "every agent takes part in every round",
     "client_fraction": "every agent takes part in every round",
     "fraction_fit": "every agent takes part in every round",
-    "loss": "models are trained with cross-entropy",
-    "loss_fn": "models are trained with cross-entropy",
-    "criterion": "models are trained with cross-entropy",
 }
 _ALIASED = {alias: setting for setting, aliases in ALIASES.items() for alias in aliases.split()}
 MIN_SIMILARITY = 0.75  # of a name that is suggested for a typing error

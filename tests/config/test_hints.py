@@ -18,12 +18,14 @@ SET: dict[str, list[str]] = {
     "epochs=10": ["did you mean rounds?", "--set rounds=10", "in Python, rounds=10"],
     "epsilon=4": ["--set privacy.target_epsilon=4", 'privacy={"target_epsilon": 4}'],
     "privacy.epsilon=4": ["--set privacy.target_epsilon=4"],
+    "loss=mse": ["did you mean task.loss?"],
+    "criterion=mse": ["did you mean task.loss?"],
     "optimizer=adam": ["did you mean algorithm.name?", ALGORITHM_LIST],
     "batch-size=3": ["--set batch.size=3"],
     "participation=.5": ["every agent takes part in every round"],
     "privcy={}": ["did you mean privacy?"],
     "privcy.mode=none": ["did you mean privacy.mode?"],
-    "kind=ring": ["did you mean partition.kind or graph.kind?"],
+    "kind=ring": ["did you mean partition.kind or graph.kind or task.kind?"],
     "callbacks=1": ["'pdsl config' lists all settings"],
 }
 

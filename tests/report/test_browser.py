@@ -11,12 +11,14 @@ import pytest
 
 from pdsl.report import write_report
 from pdsl.report.comparison import name_runs, write_comparison
+from pdsl.report.glossary import GLOSSARY
 from pdsl.report.run_data import read_run
 from pdsl.reproduce import SweepPlan, Task, collect
 from pdsl.reproduce.page import figure_page
 from pdsl.reproduce.paper import settings_of
 from tests.helpers.commands import PATIENCE, SMALL, rows_on_disk, settings, started, wait_for
 from tests.report.test_report import make_run, read_rows, write_rows
+from tests.report.test_tasks import named_run, regression_run
 
 pytestmark = pytest.mark.browser
 
@@ -30,6 +32,7 @@ QUIET = [
     *("--disable-component-update", "--disable-sync"),
 ]
 PARTS = ["learning", "privacy", "contributions", "settings"]
+Place = tuple[float, float]
 SCREENS = [(1280, "light"), (390, "dark")]
 
 
@@ -151,6 +154,111 @@ def test_values_are_told_under_the_pointer_and_by_keys(browser: "sync_api.Browse
     page.reload()
     assert page.locator(".panel:visible").get_attribute("id") == "part-contributions"
     assert tab.complaints == []
+    page.close()
+
+
+def box_of(chart: "sync_api.Locator") -> tuple[float, float, float, float]:
+    """The plot area of a chart on the screen: left, right, top, bottom."""
+    box = chart.bounding_box()
+    assert box is not None
+    scale = box["width"] / 520
+    left, right, top, bottom = (scale * float(part) for part in (chart.get_attribute("data-box") or "").split())
+    return box["x"] + left, box["x"] + right, box["y"] + top, box["y"] + bottom
+
+
+def drag(
+    page: "sync_api.Page", chart: "sync_api.Locator", start: tuple[float, float], end: tuple[float, float]
+) -> None:
+    """Drag between two places of a chart, given as fractions of its width and height."""
+    left, right, top, bottom = box_of(chart)
+
+    def place(at: Place) -> Place:
+        return left + (right - left) * at[0], top + (bottom - top) * at[1]
+
+    page.mouse.move(*place(start))
+    page.mouse.down()
+    page.mouse.move(*place(((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)))
+    page.mouse.move(*place(end))
+    assert page.locator(".selection").count() == 1
+    assert not page.locator("#tip").is_visible()
+    page.mouse.up()
+    assert page.locator(".selection").count() == 0
+
+
+def view_of(chart: "sync_api.Locator") -> list[float]:
+    return [float(part) for part in (chart.get_attribute("data-now") or chart.get_attribute("data-view") or "").split()]
+
+
+def test_dragging_zooms_and_a_double_click_returns(browser: "sync_api.Browser", run: Path) -> None:
+    tab = Tab(browser)
+    page = tab.show(write_report(run))
+    chart = page.locator('svg[aria-label^="mean over agents and mean model"]')
+    first = view_of(chart)
+    assert first[:2] == [1, 70]
+    before = chart.locator(".axes text").all_text_contents()
+    drag(page, chart, (0.25, 0.25), (0.75, 0.75))
+    x0, x1, y0, y1 = view_of(chart)
+    assert [x0, x1] == pytest.approx([1 + 69 / 4, 1 + 3 * 69 / 4], abs=0.4)
+    assert [y0, y1] == pytest.approx([first[2] + (first[3] - first[2]) * part for part in (0.25, 0.75)], abs=0.01)
+
+    ticks = [int(text) for text in chart.locator(".axes .middle").all_text_contents()]
+    assert ticks == [20, 30, 40, 50]
+    percents = [float(text.rstrip("%")) / 100 for text in chart.locator(".axes .end").all_text_contents()]
+    assert len(percents) >= 3
+    assert all(y0 - 1e-6 <= value <= y1 + 1e-6 for value in percents)
+    left, right, top, bottom = box_of(chart)  # shapes moved with the axes: the strip of a round is at its place
+    strip = chart.locator(".hit path").nth(34).bounding_box()
+    assert strip is not None
+    assert strip["x"] + strip["width"] / 2 == pytest.approx(left + (right - left) * (35 - x0) / (x1 - x0), abs=1)
+    page.mouse.move(strip["x"] + strip["width"] / 2, (top + bottom) / 2)
+    assert page.locator("#tip").inner_text().startswith("round 35\n")
+
+    drag(page, chart, (0.2, 0.5), (0.6, 0.52))  # a flat drag keeps the values
+    assert view_of(chart)[2:] == [y0, y1]
+    assert view_of(chart)[1] - view_of(chart)[0] == pytest.approx(0.4 * (x1 - x0), abs=0.4)
+    page.mouse.dblclick((left + right) / 2, (top + bottom) / 2)
+    assert view_of(chart) == first
+    assert chart.locator(".axes text").all_text_contents() == before  # page and script write the same
+    chart.focus()
+    page.keyboard.press("+")
+    assert view_of(chart)[1] - view_of(chart)[0] == pytest.approx(69 / 2)
+    page.keyboard.press("-")
+    assert view_of(chart) == first
+    assert tab.complaints == []
+    page.close()
+
+
+def test_values_outside_of_the_axis_are_shown_by_a_double_click(browser: "sync_api.Browser", tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", T=70)
+    rows = read_rows(run)
+    for row in rows:
+        value = 0.1 if row["round"] < 4 else 0.9
+        row |= {name: value for name in row if name.startswith("accuracy")}
+    write_rows(run, rows)
+    page = Tab(browser).show(write_report(run))
+    chart = page.locator('svg[aria-label^="mean over agents and mean model"]')
+    assert view_of(chart)[2] > 0.8
+    assert "double-click to show all" in page.locator('figure[data-name="accuracy"]').inner_text()
+    chart.dblclick()
+    assert view_of(chart)[2] <= 0.1
+    chart.dblclick()
+    assert view_of(chart)[2] > 0.8
+    page.close()
+
+
+def test_every_figure_with_names_fits_any_screen(browser: "sync_api.Browser", tmp_path: Path) -> None:
+    named, numbers = named_run(tmp_path / "named", T=30), regression_run(tmp_path / "numbers")
+    every_figure_is_drawn(browser, named, {"learning": 6, "privacy": 0, "contributions": 4, "settings": 0})
+    every_figure_is_drawn(browser, numbers, {"learning": 6, "privacy": 0, "contributions": 4, "settings": 0})
+
+
+def test_a_finger_is_told_the_meaning_of_a_term(browser: "sync_api.Browser", run: Path) -> None:
+    page = browser.new_context(has_touch=True, viewport={"width": 390, "height": 800}).new_page()
+    page.goto(write_report(run).as_uri())
+    term = page.locator("header abbr", has_text="ε")
+    assert term.get_attribute("title") == GLOSSARY["ε"]
+    term.tap()
+    assert page.locator("#tip").inner_text() == GLOSSARY["ε"]
     page.close()
 
 

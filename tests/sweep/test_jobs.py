@@ -275,7 +275,7 @@ def test_the_comparison_can_be_read_at_80_columns(tmp_path: Path) -> None:
     assert len(text.splitlines()) == 2 + len(REFERENCE)
     assert f"failed: {wrong}" in footer(shown).splitlines()
     assert "3 seeds ± deviation" in caption(shown)
-    assert "95% of the best run's" in caption(shown)
+    assert "5% worse than the best run's" in caption(shown)
     assert "and 1 seed. " in caption(replace(shown, plan=replace(plan, seeds=(0,))))
 
 

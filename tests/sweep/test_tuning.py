@@ -13,7 +13,7 @@ from scipy.stats import t as student
 from pdsl.config import validate
 from pdsl.sweep.comparison import Comparison, ComparisonPlan, Line, summarise
 from pdsl.sweep.job import Job, Score
-from pdsl.sweep.presentation import WORSE, caption, cells, describe_edges, headline
+from pdsl.sweep.presentation import WORSE, caption, cells, describe_edges, headings, headline
 from pdsl.sweep.significance import is_significant, paired_p_value
 from pdsl.sweep.tuning import MAX_EXTENSIONS, Edge, Tuning, count_jobs, needed_jobs
 
@@ -130,8 +130,9 @@ def test_equal_algorithms_are_rarely_told_apart() -> None:
     assert 60 <= wrong <= 140  # 5 % of 2,000 are 100, with a deviation of 10
 
 
-def compared(folder: Path, **accuracies: list[float]) -> Comparison:
+def compared(folder: Path, task: dict[str, object] | None = None, **accuracies: list[float]) -> Comparison:
     """A comparison of algorithms with these accuracies, by seed, at the rate 0.5 of the grid 0.25, 0.5, 1."""
+    metric = "accuracy" if task is None else str(task["metric"])
     seeds = len(next(iter(accuracies.values())))
     names = [name.replace("_", "-") for name in accuracies]
     plan = ComparisonPlan.of(CONFIG, names, (0.25, 0.5, 1.0), seeds)
@@ -145,8 +146,10 @@ def compared(folder: Path, **accuracies: list[float]) -> Comparison:
             scores[final] = replace(scores.get(final, Score(final, on_public=0.9, loss=1.0, bytes=1)), accuracy=value)
             (folder / final).mkdir(exist_ok=True)
             (folder / final / "config.toml").write_text("")
-            (folder / final / "summary.json").write_text('{"rounds": 1}')
-            row = {"round": 1, "loss": 1.0, "accuracy": value}
+            setup = {"agents": 1, "edges": [], "parameters": 1, "graph": "", "data": "", "task": task}
+            (folder / final / "setup.json").write_text(json.dumps(setup))
+            (folder / final / "summary.json").write_text(json.dumps({"rounds": 1, "metric": metric}))
+            row = {"round": 1, "loss": 1.0, metric: value}
             (folder / final / "rows.jsonl").write_text(json.dumps(row) + "\n")
     return summarise(plan, scores, folder)
 
@@ -155,13 +158,13 @@ def test_a_winner_is_named_if_the_paired_difference_is_significant(tmp_path: Pat
     """The seeds differ by more than the algorithms, but the differences are alike: a paired test sees them."""
     found = compared(tmp_path, pdsl=[0.80, 0.90, 0.95], muffliato=[0.78, 0.881, 0.93])
     assert found.winner == "pdsl"
-    assert headline(found) == "pdsl reaches 88.3\N{NO-BREAK SPACE}% accuracy, significantly more than muffliato."
+    assert headline(found) == "pdsl reaches 88.3\N{NO-BREAK SPACE}% accuracy, significantly better than muffliato."
     first, second = found.lines
     assert second.p_value == pytest.approx(by_hand([0.02, 0.019, 0.02]))
     assert not first.is_worse
     assert second.is_worse
     assert [cells(line)[2].endswith(WORSE) for line in found.lines] == [False, True]
-    assert "significantly below the first (paired t-test over seeds, 95%)" in caption(found)
+    assert "significantly worse than the first (paired t-test over seeds, 95%)" in caption(found)
     assert "Not private: seeded noise" in caption(found)
 
 
@@ -202,3 +205,23 @@ def test_an_edge_is_said(tmp_path: Path) -> None:
     assert "0.125, is the smallest that was tried, also tried 0.125; a smaller one may be better" in edge
     [edge] = said(replace(line, learning_rate=1.0, edge=Edge.UPPER))
     assert "is the largest that was tried; a larger one may be better: extend --grid" in edge
+
+
+def test_of_an_error_the_smallest_is_the_best(tmp_path: Path) -> None:
+    task: dict[str, object] = {"kind": "regression", "metric": "rmse", "higher_is_better": False}
+    found = compared(tmp_path, task, pdsl=[60.0, 61.0, 62.0], muffliato=[55.0, 56.1, 57.0])
+    assert [line.algorithm for line in found.lines] == ["muffliato", "pdsl"]
+    assert headline(found) == "muffliato reaches RMSE 56, significantly better than pdsl."
+    assert found.level == pytest.approx(1.05 * 55)
+    assert [line.rounds_to_level for line in found.lines] == [1, None]
+    assert headings(found)[2] == "RMSE"
+    assert cells(found.lines[1], found.metric)[2] == "61 ± 1*"
+    stored = found.as_dict()
+    assert stored["metric"] == "rmse"
+    assert stored["algorithms"][0]["rmse_per_seed"] == (55.0, 56.1, 57.0)
+
+
+def test_a_large_loss_is_a_divergence_of_classifiers_only() -> None:
+    large = Score("a", on_public=-60.0, accuracy=60.0, loss=3600.0, bytes=1)
+    assert large.unfit == "diverged: its loss is 3.6e+03"
+    assert replace(large, max_loss=math.inf).unfit is None

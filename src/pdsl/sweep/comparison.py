@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 
 from pdsl.algorithms import Algorithm
 from pdsl.config import Config, find_algorithm, load, validate
+from pdsl.report.metric import Metric
 from pdsl.settings import flat, setting_names
-from pdsl.sweep.job import Job, Score, check_data, read_curve
+from pdsl.sweep.job import Job, Score, check_data, read_curve, read_metric
 from pdsl.sweep.scheduler import OnScore, Scores
 from pdsl.sweep.significance import is_significant, paired_p_value
 from pdsl.sweep.tuning import Edge, Tuning, run_tunings
@@ -20,7 +22,8 @@ from pdsl.utils.files import write_whole
 from pdsl.utils.types import JsonDict
 
 PLAN = "plan.json"
-LEVEL = 0.95  # fraction of the best run's accuracy whose first round is reported
+LEVEL = 0.95  # of the best run's metric: the first round that is at most 5 % worse is reported
+ACCURACY = Metric.of("accuracy")
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,7 @@ def _claim(plan: ComparisonPlan, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Line:
-    """One algorithm: means over its seeds, and the standard deviation of the accuracy."""
+    """One algorithm: means over its seeds. `accuracy` is the headline metric of the task."""
 
     algorithm: str
     learning_rate: float | None
@@ -205,6 +208,7 @@ class Comparison:
     level: float  # the accuracy of rounds_to_level
     folder: Path
     plan: ComparisonPlan
+    metric: Metric = ACCURACY
 
     @property
     def failed(self) -> list[str]:
@@ -228,8 +232,11 @@ class Comparison:
             raise PdslError(f"no algorithm has a result; first of {len(self.failed)} that failed: {self.failed[0]}")
 
     def as_dict(self) -> JsonDict:
+        name = self.metric.name
+        lines = [{key.replace("accuracy", name): value for key, value in asdict(line).items()} for line in self.lines]
         return {
-            "algorithms": [asdict(line) for line in self.lines],
+            "algorithms": lines,
+            "metric": name,
             "winner": self.winner,
             "level": self.level,
             "grid": self.plan.grid,
@@ -246,16 +253,27 @@ def summarise(plan: ComparisonPlan, scores: Scores, folder: Path) -> Comparison:
         name: [] if (rate := rates[name]) is None else [scores[job.name] for job in tuning.finals(rate)]
         for name, tuning in tunings.items()
     }
-    best = max((s.accuracy for found in finals.values() for s in found if s.failed is None), default=0.0)
-    level = LEVEL * best
+    good = [score for found in finals.values() for score in found if score.failed is None]
+    metric = read_metric(folder / good[0].name) if good else ACCURACY
+    best = (max if metric.higher_is_better else min)((score.accuracy for score in good), default=0.0)
+    level = best - (1 - LEVEL) * abs(best) * (1 if metric.higher_is_better else -1)
     lines = []
     for name, tuning in tunings.items():
         trials = tuning.wanted_trials(scores)
-        line = _line(name, rates[name], [scores[job.name] for job in trials.values()], finals[name], level, folder)
+        line = _line(name, rates[name], [scores[job.name] for job in trials.values()], finals[name])
+        reached = [first_round_at(folder / s.name, level, metric) for s in finals[name] if s.failed is None]
+        line = replace(line, rounds_to_level=_mean([t for t in reached if t is not None]))
         lines.append(replace(line, rates=tuple(sorted(trials)), edge=tuning.edge(scores)))
-    first, *others = sorted(lines, key=lambda line: -(line.accuracy or 0.0))
+    first, *others = sorted(lines, key=lambda line: _order(line, metric))
     tested = [replace(line, p_value=_p_value(first, line)) for line in others]
-    return Comparison([first, *tested], level, folder, plan)
+    return Comparison([first, *tested], level, folder, plan, metric)
+
+
+def _order(line: Line, metric: Metric) -> float:
+    """Best first, failed last."""
+    if line.accuracy is None or math.isnan(line.accuracy):
+        return math.inf
+    return -line.accuracy if metric.higher_is_better else line.accuracy
 
 
 def _p_value(first: Line, line: Line) -> float | None:
@@ -264,14 +282,13 @@ def _p_value(first: Line, line: Line) -> float | None:
     return paired_p_value(first.accuracy_per_seed, line.accuracy_per_seed)
 
 
-def _line(name: str, rate: float | None, trials: list[Score], finals: list[Score], level: float, folder: Path) -> Line:
+def _line(name: str, rate: float | None, trials: list[Score], finals: list[Score]) -> Line:
     good = [score for score in finals if score.failed is None]
     wrong = {score.name: score.unfit for score in trials} | {
         score.name: score.failed for score in finals if score not in trials
     }
     failed = tuple(f"{name}: {reason}" for name, reason in wrong.items() if reason is not None)
     accuracies = [score.accuracy for score in good]
-    reached = [t for score in good if (t := first_round_at(folder / score.name, level)) is not None]
     epsilons = [score.epsilon for score in good if score.epsilon is not None]
     return Line(
         algorithm=name,
@@ -281,7 +298,7 @@ def _line(name: str, rate: float | None, trials: list[Score], finals: list[Score
         deviation=stdev(accuracies) if len(accuracies) > 1 else None,
         accuracy_of_mean=_mean([score.accuracy_of_mean for score in good]),
         loss=_mean([score.loss for score in good if score.loss is not None]),
-        rounds_to_level=_mean(reached),
+        rounds_to_level=None,
         bytes=_mean([score.bytes for score in good]),
         seconds=_mean([score.seconds for score in good]),
         epsilon=max(epsilons, default=None),
@@ -294,6 +311,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
 
 
-def first_round_at(run: Path, level: float) -> int | None:
-    """The first round in which the mean accuracy over agents was at least `level`."""
-    return next((t for t, _, accuracy in read_curve(run) if accuracy >= level), None)
+def first_round_at(run: Path, level: float, metric: Metric = ACCURACY) -> int | None:
+    """The first round in which the mean metric over agents was at least as good as `level`."""
+    sign = 1 if metric.higher_is_better else -1
+    return next((t for t, _, value in read_curve(run) if sign * value >= sign * level), None)

@@ -4,6 +4,7 @@ Beside the run directory of a job are `<name>.lock` and, if the job failed, `<na
 """
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -16,8 +17,10 @@ from torch import Tensor
 
 from pdsl.config import Config
 from pdsl.data import data_root, status
+from pdsl.report.metric import Metric
+from pdsl.report.run_schema import parse_setup
 from pdsl.runs import runner
-from pdsl.runs.directory import RunDirectory
+from pdsl.runs.directory import SETUP, RunDirectory
 from pdsl.runs.result import headline
 from pdsl.settings import flat
 from pdsl.training.experiment import Experiment
@@ -26,8 +29,9 @@ from pdsl.utils.errors import PdslError
 from pdsl.utils.files import write_whole
 
 SCORE = "score.json"
-MAX_LOSS = 100.0  # a run with a larger test loss has diverged: guessing among ten classes has 2.3
-Curve = list[tuple[int, float | None, float]]  # round, loss and accuracy: mean over agents, on test data
+MAX_LOSS = 100.0  # of a classifier; a larger test loss has diverged: guessing among ten classes has 2.3
+OPTIONAL = {"note", "max_loss"}  # fields that a file may lack
+Curve = list[tuple[int, float | None, float]]  # round, loss and headline metric: mean over agents, on test data
 
 
 class Job(NamedTuple):
@@ -39,7 +43,10 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Score:
-    """Result of a job. `on_public`: accuracy on the public set Q, mean over agents, which chooses learning rates."""
+    """Result of a job. `accuracy` is the headline metric of the task, mean over agents, on the test set.
+
+    `on_public` is the same on the public set Q, or minus it if smaller is better. It chooses learning rates.
+    """
 
     name: str
     failed: str | None = None  # reason of a failure; all other fields are then empty
@@ -51,6 +58,7 @@ class Score:
     bytes: int = 0
     seconds: float = 0.0
     note: str = ""  # a problem that was repaired
+    max_loss: float = MAX_LOSS  # a larger loss has diverged
 
     @property
     def unfit(self) -> str | None:
@@ -58,7 +66,7 @@ class Score:
 
         Without `bytes`, only `on_public` was kept, and the loss is unknown.
         """
-        if self.failed is None and self.bytes and (self.loss is None or self.loss > MAX_LOSS):
+        if self.failed is None and self.bytes and (self.loss is None or self.loss > self.max_loss):
             return f"diverged: its loss is {'not finite' if self.loss is None else f'{self.loss:.3g}'}"
         return self.failed
 
@@ -113,6 +121,7 @@ def _run(job: Job, path: Path) -> Score:
         epsilon=summary["epsilon"],
         bytes=summary["bytes"],
         seconds=summary["seconds"],
+        max_loss=MAX_LOSS if experiment.task.metric == "accuracy" else math.inf,  # other losses have other units
     )
 
 
@@ -150,7 +159,7 @@ def load_score(job: Job, folder: Path) -> Score | None:
 def _read_score(file: Path) -> Score | None:
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-        whole = isinstance(values, dict) and {f.name for f in fields(Score)} - {"note"} <= values.keys()
+        whole = isinstance(values, dict) and {f.name for f in fields(Score)} - OPTIONAL <= values.keys()
         return _SCORE.validate_python(values) if whole else None
     except (FileNotFoundError, ValueError):
         return None
@@ -168,17 +177,26 @@ def _check_settings(path: Path, config: Config) -> None:
 
 
 def read_curve(run: Path) -> Curve:
-    """Loss and accuracy of a finished run in all evaluated rounds; damaged or missing rows are refused."""
+    """Loss and headline metric of a finished run in all evaluated rounds; damaged or missing rows are refused."""
     directory = RunDirectory.open(run)
     rows = directory.rows()
     try:
-        rounds = json.loads(directory.read("summary.json") or b"")["rounds"]
-        found = [(row["round"], row["loss"], row["accuracy"]) for row in rows if "accuracy" in row or "loss" in row]
-        if len(rows) == rounds:
+        summary = json.loads(directory.read("summary.json") or b"")
+        m = summary.get("metric", "accuracy")
+        found = [(row["round"], row["loss"], row[m]) for row in map(dict, rows) if m in row or "loss" in row]
+        if len(rows) == summary["rounds"]:
             return _CURVE.validate_python(found)
     except (ValueError, KeyError, TypeError):
         pass
     raise PdslError(f"{run}/rows.jsonl is damaged; restore it, or move {run} away and run the command again")
+
+
+def read_metric(run: Path) -> Metric:
+    """The headline metric of a run."""
+    try:
+        return parse_setup((run / SETUP).read_text(encoding="utf-8")).task.metric
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise PdslError(f"{run / SETUP} is damaged; restore it, or move {run} away and run the command again") from e
 
 
 def check_data(names: Iterable[str]) -> None:

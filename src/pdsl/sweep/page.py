@@ -9,7 +9,6 @@ from pdsl.config import Config
 from pdsl.report.document import render, write_file
 from pdsl.report.figures import NOT_PRIVATE, Figure
 from pdsl.report.line_chart import Points, line_chart
-from pdsl.report.metric import Metric
 from pdsl.settings import PrivacySettings, flat
 from pdsl.sweep.comparison import Comparison, ComparisonPlan, Line
 from pdsl.sweep.job import read_curve
@@ -27,7 +26,7 @@ def write_page(comparison: Comparison) -> Path:
         verdict=headline(comparison),
         badge=NOT_PRIVATE if is_seeded(comparison.plan) else "",
         headings=headings(comparison),
-        rows=[cells(line) for line in comparison.lines],
+        rows=[cells(line, comparison.metric) for line in comparison.lines],
         about=" ".join([caption(comparison), *(f"{line}." for line in describe_edges(comparison))]),
         chart=_chart(comparison),
         failed=[reason for line in comparison.lines for reason in line.failed],
@@ -38,7 +37,7 @@ def write_page(comparison: Comparison) -> Path:
 
 
 def _chart(comparison: Comparison) -> Figure:
-    """Accuracy of each algorithm at its best learning rate: mean over seeds, with a band over seeds."""
+    """The metric of each algorithm at its best learning rate: mean over seeds, with a band over seeds."""
     series: dict[str, Points] = {}
     bands: dict[str, tuple[Points, Points]] = {}
     for line in comparison.lines:
@@ -47,19 +46,20 @@ def _chart(comparison: Comparison) -> Figure:
         if line.runs > 1:
             low, high = ([(t, pick(values)) for t, values in curves.items()] for pick in (min, max))
             bands[line.algorithm] = (low, high)
-    picture = line_chart(series, "accuracy", Metric.of("accuracy").scale, bands)
+    metric = comparison.metric
+    picture = line_chart(series, metric.label, metric.scale, bands)
     over = "mean over agents and seeds; bands are from the lowest to the highest seed" if bands else "mean over agents"
-    return Figure("accuracy", "Accuracy over rounds", f"Test accuracy, {over}.", picture)
+    return Figure(metric.name, f"{metric.title} over rounds", f"Test {metric.label}, {over}.", picture)
 
 
 def _curves(comparison: Comparison, line: Line) -> dict[int, list[float]]:
-    """Accuracies by round, of the seeds whose runs did not fail."""
+    """The metric by round, of the seeds whose runs did not fail."""
     found: dict[int, list[float]] = {}
-    for seed, value in zip(comparison.plan.seeds, line.accuracy_per_seed, strict=False):
-        if value is not None and line.learning_rate is not None:
+    for seed, known in zip(comparison.plan.seeds, line.accuracy_per_seed, strict=False):
+        if known is not None and line.learning_rate is not None:
             job = comparison.plan.job(line.algorithm, line.learning_rate, seed)
-            for t, _, accuracy in read_curve(comparison.folder / job.name):
-                found.setdefault(t, []).append(accuracy)
+            for t, _, value in read_curve(comparison.folder / job.name):
+                found.setdefault(t, []).append(value)
     return found
 
 

@@ -3,30 +3,36 @@
 from rich.table import Table
 
 from pdsl.privacy.statement import SEEDED
+from pdsl.report.metric import Metric
 from pdsl.settings import PrivacySettings
-from pdsl.sweep.comparison import LEVEL, Comparison, ComparisonPlan, Line
+from pdsl.sweep.comparison import ACCURACY, LEVEL, Comparison, ComparisonPlan, Line
 from pdsl.sweep.significance import CONFIDENCE, MIN_PAIRS
 from pdsl.sweep.tuning import Edge
-from pdsl.utils.format import duration, format_epsilon, percent, plain, size
+from pdsl.utils.format import duration, format_epsilon, plain, size
 
 WORSE = "*"  # marks an accuracy that is significantly below the best
 
 
 def headings(comparison: Comparison) -> list[str]:
-    reached = f"rounds to {comparison.level:.1%}"
-    return ["algorithm", "rate", "accuracy", "mean model", "loss", reached, "sent", "time", "total ε"]
+    reached = f"rounds to {_level(comparison)}"
+    return ["algorithm", "rate", comparison.metric.label, "mean model", "loss", reached, "sent", "time", "total ε"]
 
 
-def cells(line: Line) -> list[str]:
+def _level(comparison: Comparison) -> str:
+    return f"{comparison.level:.1%}" if comparison.metric.is_fraction else plain(comparison.level)
+
+
+def cells(line: Line, metric: Metric = ACCURACY) -> list[str]:
     """A line of the table as text, in the order of the headings."""
+    form = "{:.4f}" if metric.is_fraction else "{:.4g}"
     if line.accuracy is None:
         return [line.algorithm, "—", "failed", *["—"] * 6]
-    spread = "" if line.deviation is None else f" ± {line.deviation:.4f}"
+    spread = "" if line.deviation is None else f" ± {form.format(line.deviation)}"
     return [
         line.algorithm,
         plain(line.learning_rate),
-        f"{line.accuracy:.4f}{spread}{WORSE * line.is_worse}",
-        f"{line.accuracy_of_mean:.4f}",
+        f"{form.format(line.accuracy)}{spread}{WORSE * line.is_worse}",
+        form.format(line.accuracy_of_mean),
         plain(line.loss),
         plain(line.rounds_to_level),
         size(line.bytes or 0),
@@ -36,14 +42,14 @@ def cells(line: Line) -> list[str]:
 
 
 def caption(comparison: Comparison) -> str:
-    p = comparison.plan
+    p, m = comparison.plan, comparison.metric
     runs = f"{len(p.seeds)} seeds ± deviation" if len(p.seeds) > 1 else "1 seed"
     rates = ", ".join(f"{rate:g}" for rate in p.grid)
     seeded = f" {SEEDED[:1].upper()}{SEEDED[1:]}." if is_seeded(p) else ""
     return (
-        f"Accuracy: mean over agents and {runs}. {WORSE}: significantly below the first (paired t-test over seeds,"
-        f" {CONFIDENCE:.0%}). Learning rate: the best of {rates} on the public set, tried on seed {p.seeds[0]}."
-        f" To {comparison.level:.1%}: the first round with that accuracy, {LEVEL:.0%} of the best run's."
+        f"{m.title}: mean over agents and {runs}. {WORSE}: significantly worse than the first (paired t-test over"
+        f" seeds, {CONFIDENCE:.0%}). Learning rate: the best of {rates} on the public set, tried on seed {p.seeds[0]}."
+        f" To {_level(comparison)}: the first round with that {m.label}, {1 - LEVEL:.0%} worse than the best run's."
         f" ε is that of one run: on private data, every trial would spend its own.{seeded}"
     )
 
@@ -56,16 +62,18 @@ def is_seeded(plan: ComparisonPlan) -> bool:
 
 def headline(comparison: Comparison) -> str:
     """Name the winner, if the differences over seeds are significant; else say what is not decided."""
-    first, *others = comparison.lines
+    (first, *others), m = comparison.lines, comparison.metric
     if first.accuracy is None:
         return "No run has finished."
-    reached = f"{first.algorithm} reaches {percent(first.accuracy)} accuracy"
+    reached = f"{first.algorithm} reaches " + (
+        f"{m.form(first.accuracy)} {m.label}" if m.is_fraction else f"{m.label} {m.form(first.accuracy)}"
+    )
     if not any(line.accuracy is not None for line in others):
         return f"{reached}."
     if comparison.winner is not None:
         others_are = "every other algorithm" if len(others) > 1 else others[0].algorithm
-        return f"{reached}, significantly more than {others_are}."
-    rivals = " and ".join(f"{line.algorithm} ({percent(line.accuracy)})" for line in comparison.undecided)
+        return f"{reached}, significantly better than {others_are}."
+    rivals = " and ".join(f"{line.algorithm} ({m.form(line.accuracy)})" for line in comparison.undecided)
     seeds = min(sum(value is not None for value in line.accuracy_per_seed) for line in [first, *comparison.undecided])
     if seeds < MIN_PAIRS:
         reason = f"{seeds} seed{'s are' if seeds != 1 else ' is'} too few to test; use --seeds {MIN_PAIRS} or more"
@@ -97,7 +105,7 @@ def table(comparison: Comparison) -> Table:
     for heading in headings(comparison):
         rich_table.add_column(heading.removeprefix("rounds ").replace(" ", "\n"), no_wrap=True)
     for line in comparison.lines:
-        rich_table.add_row(*cells(line))
+        rich_table.add_row(*cells(line, comparison.metric))
     return rich_table
 
 

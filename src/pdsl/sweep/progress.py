@@ -34,7 +34,7 @@ class SweepProgress:
         result = (
             f"failed: {score.failed}"
             if score.failed
-            else f"accuracy {score.accuracy:.4f}, on the public set {score.on_public:.4f}"
+            else f"test {score.accuracy:.4f}, public set {abs(score.on_public):.4f}"
         )
         result += f" ({score.note})" * bool(score.note)
         self._print(f"[{done}/{total}] {score.name}  {result}  about {duration(round(left))} left")

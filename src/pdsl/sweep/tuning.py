@@ -68,7 +68,7 @@ def _edge(jobs: Mapping[float, Job], scores: Scores) -> Edge | None:
 
 
 def best_rate(trials: Mapping[float, Score]) -> float | None:
-    """The learning rate with the best accuracy on the public set, the smallest of equals; None if none is fit."""
+    """The learning rate with the best score on the public set, the smallest of equals; None if none is fit."""
     fit = {rate: trials[rate].on_public for rate in sorted(trials) if trials[rate].unfit is None}
     return max(fit, key=lambda rate: fit[rate]) if fit else None
 
