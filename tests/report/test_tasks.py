@@ -125,6 +125,8 @@ def test_a_regression_has_its_metric_and_smaller_is_better(tmp_path: Path) -> No
     assert "error −10 to 10 60 records" in page.tips
     assert "On average, predictions are about 4 too high. Half of them are within ±10 of the target." in page.text
     assert "lowered the receiver's loss on" in page.text
+    assert "agent 1 records: 20" in page.tips
+    assert "class" not in page.text
     assert "| RMSE | 55 |" in summary_table(read_run(tmp_path / "run")).markdown()
 
 

@@ -200,9 +200,9 @@ def test_an_edge_is_said(tmp_path: Path) -> None:
         return describe_edges(replace(found, lines=[changed]))
 
     [extended] = said(replace(line, rates=(0.125, *line.rates)))
-    assert extended == "pdsl: the best learning rate was at the edge of the grid, also tried 0.125"
+    assert extended == "pdsl: the best learning rate was at the edge of the grid, so 0.125 was added"
     [edge] = said(replace(line, rates=(0.125, *line.rates), learning_rate=0.125, edge=Edge.LOWER))
-    assert "0.125, is the smallest that was tried, also tried 0.125; a smaller one may be better" in edge
+    assert "0.125, is the smallest that was tried (added to the grid: 0.125); a smaller one may be better" in edge
     [edge] = said(replace(line, learning_rate=1.0, edge=Edge.UPPER))
     assert "is the largest that was tried; a larger one may be better: extend --grid" in edge
 

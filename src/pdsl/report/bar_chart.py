@@ -54,11 +54,14 @@ def label_bars(
             marks.append(row(y + height / 2 + 4, label, plain(sum(of_group)), value, ""))
     label = f"records by class of {len(labels)} agents"
     total = top + 4 + len(groups) * height
-    return Picture(WIDTH, total, label, join(marks), class_legend(len(labels[0]), bool(names.attackers), classes))
+    legend = class_legend(len(labels[0]), bool(names.attackers), classes)
+    return Picture(WIDTH, total, label, join(marks), legend)
 
 
 def class_legend(count: int, attackers: bool, classes: ClassNames) -> tuple[LegendEntry, ...]:
-    """The colours of the classes and, if there are attackers, their mark."""
+    """The colours of the classes, if there are several, and the mark of attackers, if there are any."""
+    if count < 2:
+        return (ATTACKER,) if attackers else ()
     names = [classes.label(k, 20) for k in range(min(count, MAX_CLASSES))]
     if count > MAX_CLASSES:
         names[-1] = f"{names[-1]} and others" if classes.names else f"{names[-1]}+"
@@ -85,9 +88,9 @@ def _stacked_bar(
         width = count * scale
         if count:
             box = {"x": x, "y": y + 1, "width": width, "height": height - 3}
-            tip = f"{classes.full(label)}: {plain(count)}"
+            tip = f"{classes.full(label) if len(counts) > 1 else 'records'}: {plain(count)}"
             marks.append(element("rect", **box, class_=class_colour(label), data_tip=tip))
-        if width >= 7.2 * len(name := classes.label(label)) + 8 and height >= 16:
+        if len(counts) > 1 and width >= 7.2 * len(name := classes.label(label)) + 8 and height >= 16:
             marks.append(text(name, x + width / 2, y + height / 2 + 3.5, class_="middle on"))
         x += width
     return join(marks)

@@ -14,7 +14,7 @@ LETTER = 8.6  # width of a letter on a narrow screen, where text is largest
 NAME_LETTERS = 12  # of a class
 MAX_CLASSES = 40  # drawn as a matrix
 MAX_WRITTEN = 12  # classes up to which each cell has its number
-MAX_SIDE = 64.0  # of a cell
+MAX_SIDE = 80.0  # of a cell
 DEPTHS = (0.02, 0.1, 0.3, 0.6)  # fractions of a true class at which the next colour starts
 MIN_LEFT = 52.0
 

@@ -215,7 +215,7 @@ def _describe_attackers(run: Run) -> str:
 def _describe_graph(run: Run, meaning: str) -> str:
     if run.setup.agents > MAX_DETAILED:
         return f"Lines connect neighbours. At most {plain(MAX_LINKS)} are drawn: those with the largest weights."
-    ring = ", with a ring of its records by class" if run.labels else ""
+    ring = ", with a ring of its records by class" if run.labels and run.task.has_classes else ""
     return (
         f"Each arrow is a message; its width shows the {meaning}. Each circle is an agent{ring}. Numbers are"
         " percentages, if there is room for them. The small number inside a circle is the weight of the agent's own"

@@ -129,7 +129,7 @@ def _agent(
     tip = [_describe(i, names), f"weight of its own message: {percent(own)}"]
     if counts:
         by_class = ", ".join(f"{classes.name(label)}: {plain(count)}" for label, count in enumerate(counts) if count)
-        tip += [f"{plain(total)} records", f"by class {by_class}"]
+        tip += [f"{plain(total)} records", *([f"by class {by_class}"] if len(counts) > 1 else [])]
     return element("g", *marks, data_tip="\n".join(tip))
 
 

@@ -87,15 +87,19 @@ def describe_edges(comparison: Comparison) -> list[str]:
     found = []
     for line in comparison.lines:
         added = [rate for rate in line.rates if rate not in comparison.plan.grid]
-        tried = f", also tried {', '.join(f'{rate:g}' for rate in added)}" if added else ""
+        rates = ", ".join(f"{rate:g}" for rate in added)
+        also = f" (added to the grid: {rates})" if added else ""
         if line.edge is not None:
             extreme, beyond = ("smallest", "smaller") if line.edge is Edge.LOWER else ("largest", "larger")
             found.append(
                 f"{line.algorithm}: the best learning rate, {plain(line.learning_rate)}, is the {extreme} that was"
-                f" tried{tried}; a {beyond} one may be better: extend --grid"
+                f" tried{also}; a {beyond} one may be better: extend --grid"
             )
         elif added:
-            found.append(f"{line.algorithm}: the best learning rate was at the edge of the grid{tried}")
+            were = "was" if len(added) == 1 else "were"
+            found.append(
+                f"{line.algorithm}: the best learning rate was at the edge of the grid, so {rates} {were} added"
+            )
     return found
 
 
