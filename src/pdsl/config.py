@@ -30,6 +30,8 @@ from pdsl.utils.errors import PdslError
 from pdsl.utils.imports import import_object
 from pdsl.utils.types import JsonDict
 
+BY_NAME = {"graph": "kind", "algorithm": "name"}  # sections that may be given by one name, like graph = "ring"
+
 
 class Config(Section):
     """All settings that determine the result of a run."""
@@ -55,13 +57,13 @@ class Config(Section):
     @field_validator("graph", mode="before")
     @classmethod
     def _graph_by_kind(cls, value: object) -> object:
-        return {"kind": value} if isinstance(value, str) else value
+        return {BY_NAME["graph"]: value} if isinstance(value, str) else value
 
     @field_validator("algorithm", mode="before")
     @classmethod
     def _algorithm_by_name(cls, value: object) -> object:
         if isinstance(value, str):
-            value = {"name": value}
+            value = {BY_NAME["algorithm"]: value}
         if not isinstance(value, Mapping):
             return value
         fields = dict(value)
@@ -156,6 +158,8 @@ def _assign(values: JsonDict, key: str, text: str) -> None:
     *sections, last = key.split(".")
     for section in sections:
         inner = values.get(section)
+        if isinstance(inner, str) and section in BY_NAME:
+            inner = {BY_NAME[section]: inner}
         values[section] = dict(inner) if isinstance(inner, Mapping) else {}
         values = values[section]
     if text:

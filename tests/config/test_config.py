@@ -155,7 +155,7 @@ WRONG: dict[str, list[str]] = {
     "rounds=[1]": ["rounds", "integer"],
     "rounds.x=1": ["rounds", "integer"],
     "seed=-1": ["seed=-1", "0"],
-    "graph=ring": ["graph=ring"],
+    "graph=rink": ["graph.kind=rink", "'ring'"],
     "graph.kind=circle": ["graph.kind=circle", "'ring'"],
     "graph.agents=1": ["graph.agents=1", "2"],
     "partition.mu=0": ["partition.mu=0", "greater than 0"],
@@ -183,6 +183,12 @@ WRONG: dict[str, list[str]] = {
     "rounds": ["--set rounds", "key=value"],
     "=3": ["--set =3", "key=value"],
 }
+
+
+def test_a_graph_and_an_algorithm_may_be_given_by_name() -> None:
+    short = load(None, ["graph=torus", "graph.agents=12", "algorithm=muffliato", "algorithm.gossip_steps=2"])
+    whole = ["graph.kind=torus", "graph.agents=12", "algorithm.name=muffliato", "algorithm.gossip_steps=2"]
+    assert short == load(None, whole)
 
 
 @pytest.mark.parametrize("assignment", WRONG)

@@ -87,6 +87,7 @@ def test_plan_round_trip_and_a_changed_digit(tmp_path: Path) -> None:
     [
         ({"model": {"name": "os:getcwd"}}, "not built in"),
         ({"graph": {"kind": "file", "path": "/etc/passwd"}}, "needs no file"),
+        ({"graph": {"kind": "base-k"}}, "changes from round to round"),
         ({"graph": {"agents": 5}}, "4 members"),
         ({"privacy": {"randomness": "seeded"}}, "randomness=system"),
         ({"privacy": {"mode": "none"}}, "mode=total"),

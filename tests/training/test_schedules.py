@@ -85,6 +85,7 @@ def test_every_algorithm_runs_and_counts_the_bytes_of_each_round(name: str) -> N
         assert row["bytes"] == links * vectors * D * 4
 
 
+@pytest.mark.slow
 def test_a_schedule_of_one_graph_has_the_bits_of_the_graph() -> None:
     settings = {**NOISY, "algorithm": pdsl.PDSL(gossip_steps=1)}
     fixed, repeated = (pdsl.train(graph=graph, **settings) for graph in (pdsl.ring(5), [pdsl.ring(5)]))
@@ -103,6 +104,7 @@ def test_gossip_on_a_schedule_is_one_plain_step_unless_set() -> None:
 # Privacy
 
 
+@pytest.mark.slow
 def test_each_round_is_charged_for_the_largest_and_edges_count_their_own_rounds() -> None:
     result = pdsl.train(graph=UNEVEN, **NOISY)
     e, ledger = result.experiment, result.ledger
@@ -125,6 +127,7 @@ def test_each_round_is_charged_for_the_largest_and_edges_count_their_own_rounds(
     assert "charged for" not in pdsl.train(graph=pdsl.one_peer_exponential(4), **NOISY).summary["privacy"]
 
 
+@pytest.mark.slow
 def test_charging_the_largest_round_covers_each_round() -> None:
     """σ is that of the largest neighbourhood, so ε equals the ε of a fixed graph of that size."""
     settings = {**SMALL, "privacy": {"target_epsilon": 4.0}}
@@ -210,6 +213,7 @@ def test_values_are_of_the_edges_of_all_rounds_with_gaps(tmp_path: Path) -> None
 # Names of graphs and algorithms
 
 
+@pytest.mark.slow
 def test_python_and_configs_use_the_same_names() -> None:
     by_name = pdsl.train(graph="ring", algorithm="muffliato", **NOISY)
     assert by_name.experiment.graph.describe().startswith("ring of 10 agents")
@@ -228,6 +232,7 @@ def test_python_and_configs_use_the_same_names() -> None:
     refused(lambda: pdsl.train(algorithm="pdls", **NOISY), "pdls", "muffliato")
 
 
+@pytest.mark.slow
 def test_agents_are_those_of_the_data_unless_they_are_set() -> None:
     generator = torch.Generator().manual_seed(0)
     parts = [(torch.randn(30, 4, generator=generator), torch.arange(30) % 2) for _ in range(3)]
@@ -292,6 +297,7 @@ def test_a_saved_run_can_be_audited_and_resumed_whatever_its_graph(name: str, tm
     assert audited.code == 0, audited.out + audited.err
 
 
+@pytest.mark.slow
 def test_a_longer_run_on_stored_graphs_continues_with_the_same_bits(tmp_path: Path) -> None:
     settings = {**SMALL, "privacy": {"mode": "noise", "sigma": 0.01}}
     run = pdsl.train(graph=UNEVEN, **settings).save(tmp_path / "run")
@@ -301,6 +307,7 @@ def test_a_longer_run_on_stored_graphs_continues_with_the_same_bits(tmp_path: Pa
     assert continued["models_sha256"] == whole.summary["models_sha256"]
 
 
+@pytest.mark.slow
 def test_a_function_of_the_round_cannot_be_extended(tmp_path: Path) -> None:
     run = pdsl.train(graph=GRAPHS["function"], **NOISY).save(tmp_path / "run")
     refused(lambda: resume(run, ["rounds=10"]), "function of the round", "known for 6 rounds")
@@ -312,6 +319,7 @@ def test_a_damaged_setup_is_one_line(tmp_path: Path) -> None:
     refused(lambda: resume(run), "setup.json", "damaged")
 
 
+@pytest.mark.slow
 def test_theory_is_about_one_graph(tmp_path: Path) -> None:
     run = pdsl.train(graph="base-k", **NOISY).save(tmp_path / "run")
     shown = command("theory", "--run", run)
