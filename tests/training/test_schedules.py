@@ -206,6 +206,7 @@ def test_values_are_of_the_edges_of_all_rounds_with_gaps(tmp_path: Path) -> None
     assert run.relative_share() == pytest.approx(np.nanmean(shares * members, axis=0).tolist())
     page = (tmp_path / "run" / "report.html").read_text()
     assert "own schedule of 4 agents" in page.replace("Own", "own")
+    assert "the graph of the round does not have the edge" in page
     assert "NaN" not in page
     assert "None" not in page
 

@@ -198,6 +198,8 @@ def contribution_figures(run: Run) -> list[Figure]:
             f" receiver's {metric} on the public set. Orange (narrow bars, or numbers with −): the message {negative}"
             " it."
         )
+        if any(value is None for r in run.rounds for value in r.phi):
+            caption += " Empty: the graph of the round does not have the edge."
         picture, title = shapley_heat_map(run), "Shapley value φ of each message"
         figures.append(Figure("shapley", title, caption, picture, conclusion=conclude(run)))
     return figures
