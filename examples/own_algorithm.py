@@ -24,7 +24,7 @@ class DSGD(pdsl.Algorithm):
 
     def step(self, state: State, r: pdsl.Round) -> tuple[State, pdsl.Metrics]:
         g_hat = r.own_noisy_gradients(state.x)
-        return State(r.engine.mix(state.x) - self.learning_rate * g_hat), {}
+        return State(r.engine.mix(state.x) - r.learning_rate * g_hat), {}
 
     def releases(self, members: int) -> pdsl.Release:
         return pdsl.Release(messages=1)  # one noisy gradient a round; what it goes into is post-processing

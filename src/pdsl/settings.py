@@ -27,13 +27,14 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> JsonDict:
 
 
 def describe_section(section: type[Section], prefix: str = "") -> Iterator[tuple[str, object, str]]:
-    """(name, default, one line of help) of every setting of a section, in order."""
-    for name, field in section.model_fields.items():
-        default = field.get_default()
+    """(name, default, one line of help) of every setting of a section, in order; sections within it come last."""
+    defaults = {name: field.get_default() for name, field in section.model_fields.items()}
+    for name, default in defaults.items():
+        if not isinstance(default, Section):
+            yield f"{prefix}{name}", default, section.model_fields[name].description or ""
+    for name, default in defaults.items():
         if isinstance(default, Section):
             yield from describe_section(type(default), f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", default, field.description or ""
 
 
 def setting_names(section: type[Section], prefix: str = "") -> set[str]:
@@ -166,6 +167,16 @@ class BatchSettings(Section):
         return self
 
 
+class ScheduleSettings(Section):
+    kind: Literal["constant", "step", "cosine"] = Field(
+        "constant", description="learning rate over the rounds; step and cosine: it falls, see every, factor and final"
+    )
+    warmup: int = Field(0, ge=0, description="first rounds, in which the rate rises linearly to the learning rate")
+    every: int = Field(30, ge=1, description="step: rounds between two falls")
+    factor: float = Field(0.5, gt=0, le=1, description="step: factor on the rate at each fall")
+    final: float = Field(0.0, ge=0, le=1, description="cosine: rate at the end, as a fraction of the learning rate")
+
+
 class ShapleySettings(Section):
     estimator: Literal["auto", "exact", "montecarlo", "fast"] = Field(
         "auto",
@@ -187,7 +198,7 @@ class ShapleySettings(Section):
         description="value of a model on Q: minus loss with centred logits, minus loss, or accuracy (paper)",
     )
     step_fraction: float = Field(
-        0.1, gt=0, description="step by which a message is valued, as a fraction of the learning rate; paper: 1"
+        0.1, gt=0, description="step by which a message is valued, as a fraction of the largest learning rate; paper: 1"
     )
     empty_value: Literal["model", "zero"] = Field(
         "model", description="value of the empty coalition: that of the agent's model, or zero (paper)"

@@ -53,7 +53,7 @@ def literally(e: Experiment) -> literal.Trace:
     c, s = e.config, shapley_of(e)
     estimator = {"montecarlo": s.permutations, "exact": None}[s.estimator]
     hyper = literal.Hyper(
-        gamma=c.algorithm.learning_rate,  # type: ignore[attr-defined]
+        gammas=e.learning_rates,
         alpha=c.algorithm.momentum,  # type: ignore[attr-defined]
         C=c.privacy.max_grad_norm,
         clipping=c.privacy.clipping,
@@ -136,6 +136,7 @@ def test_agrees_in_the_papers_own_settings(graph: dict[str, object]) -> None:
     {"shapley": {"weighting": "uniform"}},
     {"shapley": {"step_fraction": 0.25}},
     {"algorithm": {"momentum": 0.0}},
+    {"algorithm": {"learning_rate": 0.5, "schedule": {"kind": "cosine", "warmup": 1}}},
     {"model": {"name": "mlp", "hidden": 9}},
     {"model": {"name": "softmax"}},
     {"privacy": {"mode": "none", "sigma": None}},
@@ -153,7 +154,7 @@ def test_uniform_weights_are_averaged_cross_gradients() -> None:
     first = next(iter(rounds(e)))
     trace = literally(e)
     x0, W = trace.x[0], torch.from_numpy(e.graph.W).float()
-    gamma = e.config.algorithm.learning_rate  # type: ignore[attr-defined]
+    gamma = e.learning_rates[0]
     averages = torch.stack(
         [torch.stack([trace.g_hat[0][j, i] for j in e.graph.neighbourhood(i).tolist()]).mean(0) for i in range(4)]
     )

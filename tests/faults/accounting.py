@@ -295,7 +295,7 @@ def bare_gradient_without_a_meter(monkeypatch: pytest.MonkeyPatch) -> None:
     def step(self: DPSGD, state: Any, r: Round) -> tuple[Any, Values]:
         r.local.gradients(r.t, torch.tensor(r.engine.agents), state.x)
         _, noisy = both(r, state.x)
-        return type(state)(r.engine.mix(state.x - self.learning_rate * noisy)), {}
+        return type(state)(r.engine.mix(state.x - r.learning_rate * noisy)), {}
 
     monkeypatch.setattr(DPSGD, "step", step)
     switch_off_the_meter(monkeypatch)
@@ -309,7 +309,7 @@ def an_undeclared_gradient_in_one_round(monkeypatch: pytest.MonkeyPatch) -> None
         noisy = r.own_noisy_gradients(state.x)
         if r.t == 11:
             noisy = noisy + r.own_noisy_gradients(state.x, nth=1)
-        return type(state)(r.engine.mix(state.x - self.learning_rate * noisy)), {}
+        return type(state)(r.engine.mix(state.x - r.learning_rate * noisy)), {}
 
     monkeypatch.setattr(DPSGD, "step", step)
     switch_off_the_meter(monkeypatch)

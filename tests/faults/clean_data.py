@@ -76,28 +76,28 @@ def clean_gradient_in_the_momentum(self: DMSGD, state: Any, r: Round) -> tuple[A
     """The momentum holds a tenth of the clean gradient."""
     g, noisy = both(r, state.x)
     u = self.momentum * state.u + 0.9 * noisy + 0.1 * g
-    return type(state)(r.engine.mix(state.x - self.learning_rate * u), r.engine.mix(u)), {}
+    return type(state)(r.engine.mix(state.x - r.learning_rate * u), r.engine.mix(u)), {}
 
 
 @step_fault(DPSGD, TAINT, **OWN_ONLY)
 def clean_gradient_every_third_round(self: DPSGD, state: Any, r: Round) -> tuple[Any, Values]:
     """Every third round goes along the clean gradient."""
     g, noisy = both(r, state.x)
-    return type(state)(r.engine.mix(state.x - self.learning_rate * (g if r.t % 3 == 0 else noisy))), {}
+    return type(state)(r.engine.mix(state.x - r.learning_rate * (g if r.t % 3 == 0 else noisy))), {}
 
 
 @step_fault(DPSGD, TAINT, **OWN_ONLY, rounds=20)
 def clean_gradient_in_the_eleventh_round(self: DPSGD, state: Any, r: Round) -> tuple[Any, Values]:
     """Round 11 of 20 goes along the clean gradient."""
     g, noisy = both(r, state.x)
-    return type(state)(r.engine.mix(state.x - self.learning_rate * (g if r.t == 11 else noisy))), {}
+    return type(state)(r.engine.mix(state.x - r.learning_rate * (g if r.t == 11 else noisy))), {}
 
 
 @step_fault(DPSGD, TAINT, **OWN_ONLY)
 def clean_norm_in_the_row(self: DPSGD, state: Any, r: Round) -> tuple[Any, Values]:
     """The row has the norm of the clean gradient."""
     g, noisy = both(r, state.x)
-    return type(state)(r.engine.mix(state.x - self.learning_rate * noisy)), {"norm": float(g.norm())}
+    return type(state)(r.engine.mix(state.x - r.learning_rate * noisy)), {"norm": float(g.norm())}
 
 
 @step_fault(DPSGD, TAINT, **OWN_ONLY)
@@ -105,7 +105,7 @@ def clean_gradient_in_a_message(self: DPSGD, state: Any, r: Round) -> tuple[Any,
     """The clean gradient is sent once, and not used by whoever gets it."""
     g, noisy = both(r, state.x)
     r.engine.deliver(g)
-    return type(state)(r.engine.mix(state.x - self.learning_rate * noisy)), {}
+    return type(state)(r.engine.mix(state.x - r.learning_rate * noisy)), {}
 
 
 @step_fault(DPSGD, TAINT, **OWN_ONLY)
@@ -123,7 +123,7 @@ def noise_subtracted_by_its_stream(self: DPSGD, state: Any, r: Round) -> tuple[A
     for i, row in zip(r.engine.agents, noisy, strict=True):
         draw = Draw(r.noise, r.t, i, i, 0, 0, row)
         clean.append(row - (r.noise.sigma_of(i, i) * draw.honest()).float())
-    return type(state)(r.engine.mix(state.x - self.learning_rate * torch.stack(clean))), {}
+    return type(state)(r.engine.mix(state.x - r.learning_rate * torch.stack(clean))), {}
 
 
 @fault(BARE, TAINT, **OWN_ONLY)
@@ -139,7 +139,7 @@ def noise_remembered_and_subtracted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def step(self: DPSGD, state: Any, r: Round) -> tuple[Any, Values]:
         _, noisy = both(r, state.x)
-        return type(state)(r.engine.mix(state.x - self.learning_rate * (noisy - 0.5 * kept["noise"]))), {}
+        return type(state)(r.engine.mix(state.x - r.learning_rate * (noisy - 0.5 * kept["noise"]))), {}
 
     monkeypatch.setattr(Noise, "add", add)
     monkeypatch.setattr(DPSGD, "step", step)
@@ -159,7 +159,7 @@ def moving_average_of_clean_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def step(self: DPSGD, state: Any, r: Round) -> tuple[Any, Values]:
         _, noisy = both(r, state.x)
-        return type(state)(r.engine.mix(state.x - self.learning_rate * (noisy + 0.01 * kept["ema"].float()))), {}
+        return type(state)(r.engine.mix(state.x - r.learning_rate * (noisy + 0.01 * kept["ema"].float()))), {}
 
     monkeypatch.setattr(LocalGradients, "gradients", gradients_of)
     monkeypatch.setattr(DPSGD, "step", step)
@@ -174,8 +174,8 @@ def clean_anchor(monkeypatch: pytest.MonkeyPatch) -> None:
         g, noisy = both(r, state.x)
         if r.t == 1:
             anchor[:] = [g]
-            return type(state)(r.engine.mix(state.x - self.learning_rate * noisy)), {}
-        return type(state)(r.engine.mix(state.x - self.learning_rate * (noisy + 0.1 * anchor[0]))), {}
+            return type(state)(r.engine.mix(state.x - r.learning_rate * noisy)), {}
+        return type(state)(r.engine.mix(state.x - r.learning_rate * (noisy + 0.1 * anchor[0]))), {}
 
     monkeypatch.setattr(DPSGD, "step", step)
 
@@ -197,7 +197,7 @@ def clean_anchor_of_the_owners(monkeypatch: pytest.MonkeyPatch) -> None:
     def step(self: DPSGD, state: Any, r: Round) -> tuple[Any, Values]:
         _, noisy = both(r, state.x)
         correction = 0.1 * anchor[0] if r.t > 1 else 0.0
-        return type(state)(r.engine.mix(state.x - self.learning_rate * (noisy + correction))), {}
+        return type(state)(r.engine.mix(state.x - r.learning_rate * (noisy + correction))), {}
 
     monkeypatch.setattr(LocalGradients, "gradients", gradients_of)
     monkeypatch.setattr(DPSGD, "step", step)
@@ -306,7 +306,7 @@ def batches_in_the_row(self: DPSGD, state: Any, r: Round) -> tuple[Any, Values]:
     streams = r.noise.streams
     drawn = [np.flatnonzero(streams.uniforms(200, "batch", i, r.t) < 0.053).tolist() for i in r.engine.agents]
     _, noisy = both(r, state.x)
-    return type(state)(r.engine.mix(state.x - self.learning_rate * noisy)), {"drawn": drawn}
+    return type(state)(r.engine.mix(state.x - r.learning_rate * noisy)), {"drawn": drawn}
 
 
 @step_fault(DPSGD, ANY, **OWN_ONLY)
@@ -315,7 +315,7 @@ def batch_sizes_in_the_row(self: DPSGD, state: Any, r: Round) -> tuple[Any, Valu
     local: Any = r.local
     drawn = [len(local.inner.batches.draw(i, r.t)) for i in r.engine.agents]
     _, noisy = both(r, state.x)
-    return type(state)(r.engine.mix(state.x - self.learning_rate * noisy)), {"drawn": drawn}
+    return type(state)(r.engine.mix(state.x - r.learning_rate * noisy)), {"drawn": drawn}
 
 
 @fault(BARE, END, rounds=12)
@@ -389,7 +389,7 @@ def clean_mean_step_in_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_noise_at_all(self: DPSGD, state: Any, r: Round) -> tuple[Any, Values]:
     """The algorithm takes a gradient and forgets the noise."""
     g = r.local.gradients(r.t, torch.tensor(r.engine.agents), state.x)
-    return type(state)(r.engine.mix(state.x - self.learning_rate * g.float())), {}
+    return type(state)(r.engine.mix(state.x - r.learning_rate * g.float())), {}
 
 
 @step_fault(DPSGD, REFUSED, **OWN_ONLY)
@@ -407,7 +407,7 @@ def gradient_behind_the_meters_back(self: DPSGD, state: Any, r: Round) -> tuple[
     _, noisy = both(r, state.x)
     inner: Any = r.local
     g = inner.inner.gradients(r.t, torch.tensor(r.engine.agents), state.x)
-    return type(state)(r.engine.mix(state.x - self.learning_rate * (noisy + 0.1 * g.float()))), {}
+    return type(state)(r.engine.mix(state.x - r.learning_rate * (noisy + 0.1 * g.float()))), {}
 
 
 @fault(BARE, NEIGHBOURS, examine=lambda values: neighbours_differ())

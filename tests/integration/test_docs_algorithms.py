@@ -79,7 +79,7 @@ class Twice(DPSGD):
 
     def step(self, state: State, r: Round) -> tuple[State, Metrics]:
         g_hat = r.own_noisy_gradients(state.x) + r.own_noisy_gradients(state.x, nth=1)
-        return State(r.engine.mix(state.x - self.learning_rate * g_hat / 2)), {}
+        return State(r.engine.mix(state.x - r.learning_rate * g_hat / 2)), {}
 
 
 def test_two_gradients_where_one_is_declared_are_refused_before_round_1() -> None:

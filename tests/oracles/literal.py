@@ -26,7 +26,7 @@ Value = Callable[[frozenset[int]], Fraction | float]  # a characteristic functio
 
 @dataclass(frozen=True)
 class Hyper:
-    gamma: float
+    gammas: Sequence[float]  # of each round
     alpha: float
     C: float
     clipping: str  # "batch", eq. (10) and (13), or "per-sample"
@@ -34,7 +34,7 @@ class Hyper:
     empty: str = "zero"  # v(∅) is 0, or with "model" the accuracy of x_i^{t-1} on Q
     weighting: str = "minmax"  # or "uniform"
     floor: float = 0.0  # λ, the part of the weight that is shared equally
-    probe: float = 1.0  # of γ, for the models that are valued, eq. (15)
+    probe: float = 1.0  # of the largest γ, for the models that are valued, eq. (15)
     step_scale: str = "paper"  # π_ij = share_j / ω_ij, eq. (20); "mean": share_j; "graph": ∝ share_j ω_ij
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ def run(
         u_hat: list[Tensor] = []
         x_hat: list[Tensor] = []
         for i in range(M):
-            x_i = {j: x[i] - hyper.probe * hyper.gamma * g_hat[j, i] for j in members[i]}  # line 14, eq. (15)
+            x_i = {j: x[i] - hyper.probe * max(hyper.gammas) * g_hat[j, i] for j in members[i]}  # line 14, eq. (15)
             v = characteristic(x_i, model[i], scratch, Q, hyper.empty)
             if hyper.R is None:
                 phi_i = exact_shapley(members[i], v)
@@ -123,7 +123,7 @@ def run(
                 pi[i, j] = scaled[hyper.step_scale]
                 g_bar = g_bar + pi[i, j] * g_hat[j, i]  # line 18, eq. (21)
             u_hat.append(hyper.alpha * u[i] + g_bar)  # line 19, eq. (22)
-            x_hat.append(x[i] - hyper.gamma * u_hat[i])  # line 20, eq. (23)
+            x_hat.append(x[i] - hyper.gammas[t - 1] * u_hat[i])  # line 20, eq. (23)
 
         for i in range(M):
             u[i] = torch.zeros(d)

@@ -105,6 +105,7 @@ def run(
     `noise_multiplier` is only what the algorithm hears: x0 may hold the noise already.
     """
     states, facts = [algorithm.init(x0)], []
+    rates = algorithm.learning_rates(T)
     with Workers(1) as workers:
         r = Round(
             t=0,
@@ -116,9 +117,11 @@ def run(
             streams=Streams(0),
             tensors=tensors or [x0.shape[1]],
             noise_multiplier=noise_multiplier,
+            learning_rate=0.0,
+            peak_rate=max(rates),
         )
-        for t in range(1, T + 1):
-            state, said = algorithm.step(states[-1], replace(r, t=t))
+        for t, rate in enumerate(rates, 1):
+            state, said = algorithm.step(states[-1], replace(r, t=t, learning_rate=rate))
             states.append(state)
             facts.append(said)
     return Run(states, facts)

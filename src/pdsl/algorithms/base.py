@@ -2,17 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol
 
 import torch
+from pydantic import Field, ValidationError
 from torch import Tensor
 from typing_extensions import TypeVar  # with defaults; pydantic requires this package
 
+from pdsl.algorithms.schedule import LearningRate, learning_rates
 from pdsl.engine import Engine
 from pdsl.engine.base import Replies
 from pdsl.privacy import Noise, Release
 from pdsl.privacy.metering import Meter
-from pdsl.settings import Section
+from pdsl.settings import ScheduleSettings, Section
 from pdsl.shapley.valuation import Validation
 from pdsl.tasks import Task
 from pdsl.topology import Graph
@@ -43,6 +45,8 @@ class Round:
     streams: Streams  # public random streams, for randomness other than batches and noise
     tensors: Sequence[int]  # sizes of the model's parameter tensors, in the order of a row
     noise_multiplier: float  # smallest over the agents; 0 without noise
+    learning_rate: float  # γ of this round
+    peak_rate: float  # largest γ of all rounds
     meter: Meter | None = None  # counts gradients and messages; None without noise
 
     def noisy_gradients(self, x: Tensor) -> Tensor:
@@ -83,12 +87,38 @@ StateT = TypeVar("StateT", bound=HasModels, default=Any)
 class Algorithm(Section, Generic[StateT]):
     """An algorithm without mutable state. Its fields are its settings, under [algorithm] in a config.
 
+    A step takes γ from the round, `r.learning_rate`, because a schedule may change it from round to round.
     StateT is a frozen dataclass of tensors with a row per agent; `x`, the models, must be among them.
     """
 
     name: ClassVar[str]
     paper: ClassVar[str] = ""  # citation
     rule: ClassVar[str] = ""  # update rule, in one line
+
+    learning_rate: LearningRate = Field(1.0, description="γ")
+    schedule: ScheduleSettings = ScheduleSettings()
+
+    if not TYPE_CHECKING:  # type checkers and editors see the settings as arguments
+
+        def __init__(self, **settings: Any) -> None:
+            try:
+                super().__init__(**settings)
+            except ValidationError as e:
+                first = e.errors()[0]
+                name = ".".join(str(part) for part in first["loc"])
+                message = first["msg"].removeprefix("Value error, ")
+                raise PdslError(f"{type(self).__name__}: {name}={first['input']!r:.60}: {message}") from None
+
+        __init__.__pydantic_base_init__ = True  # for calls only: a config validates in its own way
+
+    def learning_rates(self, rounds: int) -> tuple[float, ...]:
+        """γ of each of the rounds 1, …, `rounds`."""
+        return learning_rates(self.learning_rate, self.schedule, rounds)
+
+    @property
+    def rates_need_rounds(self) -> bool:
+        """Whether γ of a round may depend on the number of rounds, which a resumed run must then keep."""
+        return self.schedule.kind == "cosine" or not isinstance(self.learning_rate, int | float)
 
     def init(self, x0: Tensor) -> StateT:
         """State before round 1; x0 [m, d] holds the initial models."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
 from pdsl.algorithms.base import ModelsAndMomenta as State
+from pdsl.algorithms.schedule import LearningRate
 from pdsl.privacy import Release
 from pdsl.topology import Graph
 
@@ -30,7 +31,7 @@ class CGA(Algorithm[State]):
     paper: ClassVar[str] = "Esfandiari et al., ICML 2021"
     rule: ClassVar[str] = "x_i ← Σ_j ω_ij (x_j − γ u_j),  u_i ← α u_i + ĝ_ii + Σ_l v_l ω_il ĝ_li,  v by a QP, v ≥ 1/2"
 
-    learning_rate: float = Field(0.5, gt=0, description="γ")
+    learning_rate: LearningRate = Field(0.5, description="γ")
     momentum: float = Field(0.5, ge=0, lt=1, description="α")
     projection: Literal["tensor", "vector"] = Field(
         "tensor", description="one quadratic program per parameter tensor, or one for the whole vector"
@@ -49,7 +50,7 @@ class CGA(Algorithm[State]):
             own = g_hat[(engine.receiver == engine.sender)[at.edges]]  # ĝ_ii
             projections += [project(m_i, g_ii, sizes) for m_i, g_ii in zip(m, own, strict=True)]
         u = self.momentum * u + torch.stack([g for g, _ in projections])
-        x = engine.mix(x - self.learning_rate * u)
+        x = engine.mix(x - r.learning_rate * u)
         return State(x, u), {"fallbacks": sum(engine.gather([fallbacks for _, fallbacks in projections]))}
 
     def sends(self, graph: Graph, noise_multiplier: float) -> int:

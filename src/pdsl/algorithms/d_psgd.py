@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
 from pdsl.algorithms.base import Models as State
+from pdsl.algorithms.schedule import LearningRate
 from pdsl.privacy import Release
 
 
@@ -17,7 +18,7 @@ class DPSGD(Algorithm[State]):
     paper: ClassVar[str] = "Lian et al., NeurIPS 2017"
     rule: ClassVar[str] = "x_i ← Σ_j ω_ij (x_j − γ ĝ_j)"
 
-    learning_rate: float = Field(1.0, gt=0, description="γ")
+    learning_rate: LearningRate = Field(1.0, description="γ")
 
     def init(self, x0: Tensor) -> State:
         return State(x0)
@@ -25,7 +26,7 @@ class DPSGD(Algorithm[State]):
     def step(self, state: State, r: Round) -> tuple[State, Metrics]:
         x = state.x
         g_hat = r.own_noisy_gradients(x)
-        return State(r.engine.mix(x - self.learning_rate * g_hat)), {}
+        return State(r.engine.mix(x - r.learning_rate * g_hat)), {}
 
     def releases(self, members: int) -> Release:
         return Release(messages=1)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
 from pdsl.algorithms.base import Models as State
+from pdsl.algorithms.schedule import LearningRate
 from pdsl.privacy import Release
 from pdsl.tasks import MultiClass, Task
 from pdsl.utils.errors import PdslError
@@ -25,7 +26,7 @@ class DefKT(Algorithm[State]):
     paper: ClassVar[str] = "Li, Li, Varshney, IoT Journal 2022"
     rule: ClassVar[str] = "z_i = x_j of one neighbour; K times: x ← x − γ ĝ(x taught by z), z ← z − γ ĝ(z taught by x)"
 
-    learning_rate: float = Field(0.5, gt=0, description="γ")
+    learning_rate: LearningRate = Field(0.5, description="γ")
     local_steps: int = Field(2, ge=1, description="K")
     keep: Literal["visitor", "own"] = Field("visitor", description="the model that is kept")
 
@@ -33,7 +34,7 @@ class DefKT(Algorithm[State]):
         return State(x0)
 
     def step(self, state: State, r: Round) -> tuple[State, Metrics]:
-        x, gamma = state.x, self.learning_rate
+        x, gamma = state.x, r.learning_rate
         z = r.engine.deliver(x)[self._draw_partners(r)]
         for k in range(self.local_steps):
             g_x = r.own_noisy_gradients(x, step=k, nth=0, teachers=z)

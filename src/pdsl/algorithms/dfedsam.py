@@ -8,6 +8,7 @@ from torch import Tensor
 from pdsl.algorithms.base import Algorithm, Metrics, Round
 from pdsl.algorithms.base import Models as State
 from pdsl.algorithms.mixing import gossip
+from pdsl.algorithms.schedule import LearningRate
 from pdsl.privacy import Release
 from pdsl.topology import Graph
 
@@ -19,7 +20,7 @@ class DFedSAM(Algorithm[State]):
     paper: ClassVar[str] = "Shi et al., ICML 2023"
     rule: ClassVar[str] = "K times: x_i ← x_i − γ ĝ_i(x_i + ρ ĝ_i/‖ĝ_i‖); then x ← W^Q x"
 
-    learning_rate: float = Field(0.5, gt=0, description="γ")
+    learning_rate: LearningRate = Field(0.5, description="γ")
     local_steps: int = Field(2, ge=1, description="K")
     radius: float = Field(0.05, ge=0, description="ρ, distance of the point uphill; 0: plain local SGD")
     gossip_steps: int = Field(1, ge=1, description="Q, gossip steps per round")
@@ -30,7 +31,7 @@ class DFedSAM(Algorithm[State]):
     def step(self, state: State, r: Round) -> tuple[State, Metrics]:
         x = state.x
         for k in range(self.local_steps):
-            x = x - self.learning_rate * r.own_noisy_gradients(self._uphill(x, r, k), step=k)
+            x = x - r.learning_rate * r.own_noisy_gradients(self._uphill(x, r, k), step=k)
         return State(gossip(r.engine, x, self.gossip_steps)), {}
 
     def _uphill(self, x: Tensor, r: Round, k: int) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
 from pdsl.algorithms.base import ModelsAndMomenta as State
+from pdsl.algorithms.schedule import LearningRate
 from pdsl.privacy import Release
 from pdsl.topology import Graph
 
@@ -19,7 +20,7 @@ class DMSGD(Algorithm[State]):
     paper: ClassVar[str] = "Yu, Jin, Yang, ICML 2019"
     rule: ClassVar[str] = "x_i ← Σ_j ω_ij (x_j − γ û_j),  û_i = α u_i + ĝ_i,  u_i ← Σ_j ω_ij û_j"
 
-    learning_rate: float = Field(1.0, gt=0, description="γ")
+    learning_rate: LearningRate = Field(1.0, description="γ")
     momentum: float = Field(0.5, ge=0, lt=1, description="α")
 
     def init(self, x0: Tensor) -> State:
@@ -28,7 +29,7 @@ class DMSGD(Algorithm[State]):
     def step(self, state: State, r: Round) -> tuple[State, Metrics]:
         x, u = state.x, state.u
         u_hat = self.momentum * u + r.own_noisy_gradients(x)
-        x_hat = x - self.learning_rate * u_hat
+        x_hat = x - r.learning_rate * u_hat
         return State(r.engine.mix(x_hat), r.engine.mix(u_hat)), {}
 
     def sends(self, graph: Graph, noise_multiplier: float) -> int:

@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
+from pdsl.algorithms.schedule import LearningRate
 from pdsl.privacy import Release
 
 
@@ -24,7 +25,7 @@ class DPADMM(Algorithm[State]):
     paper: ClassVar[str] = "Huang, Gong, arXiv 2020"
     rule: ClassVar[str] = "p_i ← p_i + c Σ_j ω_ij (x_i − x_j);  K times: x_i ← x_i − γ (ĝ_i + p_i + 2c (x_i − a_i))"
 
-    learning_rate: float = Field(0.5, gt=0, description="γ")
+    learning_rate: LearningRate = Field(0.5, description="γ")
     local_steps: int = Field(2, ge=1, description="K")
     penalty: float = Field(0.25, gt=0, le=1, description="γ·c, penalty on disagreement")
 
@@ -32,7 +33,7 @@ class DPADMM(Algorithm[State]):
         return State(x0, torch.zeros_like(x0))
 
     def step(self, state: State, r: Round) -> tuple[State, Metrics]:
-        x, gamma = state.x, self.learning_rate
+        x, gamma = state.x, r.learning_rate
         c = self.penalty / gamma
         mixed = r.engine.mix(x)
         p = state.p + c * (x - mixed)

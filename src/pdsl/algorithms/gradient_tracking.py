@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
+from pdsl.algorithms.schedule import LearningRate
 from pdsl.privacy import Release
 from pdsl.topology import Graph
 
@@ -26,7 +27,7 @@ class GradientTracking(Algorithm[State]):
     paper: ClassVar[str] = "Pu, Nedić, Math. Programming 2021"
     rule: ClassVar[str] = "y_i ← y_i + ĝ_i − ĝ_i(before),  x_i ← Σ_j ω_ij (x_j − γ y_j),  y_i ← Σ_j ω_ij y_j"
 
-    learning_rate: float = Field(0.5, gt=0, description="γ")
+    learning_rate: LearningRate = Field(0.5, description="γ")
 
     def init(self, x0: Tensor) -> State:
         return State(x0, torch.zeros_like(x0), torch.zeros_like(x0))
@@ -35,7 +36,7 @@ class GradientTracking(Algorithm[State]):
         x, engine = state.x, r.engine
         g_hat = r.own_noisy_gradients(x)
         y = state.y + g_hat - state.g
-        return State(engine.mix(x - self.learning_rate * y), engine.mix(y), g_hat), {}
+        return State(engine.mix(x - r.learning_rate * y), engine.mix(y), g_hat), {}
 
     def sends(self, graph: Graph, noise_multiplier: float) -> int:
         return 2  # x̂, y

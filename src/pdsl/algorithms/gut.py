@@ -12,13 +12,14 @@ from pydantic import Field
 from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
+from pdsl.algorithms.schedule import LearningRate
 from pdsl.privacy import Release
 
 
 @dataclass(frozen=True)
 class State:
     x: Tensor  # [m, d] models
-    before: Tensor  # [m, d] models of the previous round
+    update: Tensor  # [m, d] last update of the neighbourhood, as a gradient: over the γ of its round
     g: Tensor  # [m, d] the last noisy gradient
 
 
@@ -29,20 +30,20 @@ class GUT(Algorithm[State]):
     paper: ClassVar[str] = "Aketi, Hashemi, Roy, NeurIPS 2023"
     rule: ClassVar[str] = "x_i ← Σ_j ω'_ij (x_j − γ d_j),  d_i = ĝ_i + μ ((x_i(before) − x_i)/γ − ĝ_i(before))"
 
-    learning_rate: float = Field(1.0, gt=0, description="γ")
+    learning_rate: LearningRate = Field(1.0, description="γ")
     scaling: float = Field(1.0, ge=0, le=1, description="μ, weight of the correction; the paper: 0.1 to 0.3")
     averaging: float = Field(0.5, gt=0, le=1, description="a, averaging rate of gossip: W' = I + a(W − I)")
 
     def init(self, x0: Tensor) -> State:
-        return State(x0, x0, torch.zeros_like(x0))
+        return State(x0, torch.zeros_like(x0), torch.zeros_like(x0))
 
     def step(self, state: State, r: Round) -> tuple[State, Metrics]:
-        x, gamma = state.x, self.learning_rate
+        x, gamma = state.x, r.learning_rate
         g_hat = r.own_noisy_gradients(x)
-        update = (state.before - x) / gamma  # last update of the neighbourhood, as a gradient
-        d = g_hat + self.scaling * (update - state.g)
+        d = g_hat + self.scaling * (state.update - state.g)
         x_hat = x - gamma * d
-        return State(x_hat + self.averaging * (r.engine.mix(x_hat) - x_hat), x, g_hat), {}
+        mixed = x_hat + self.averaging * (r.engine.mix(x_hat) - x_hat)
+        return State(mixed, (x - mixed) / gamma, g_hat), {}
 
     def releases(self, members: int) -> Release:
         return Release(messages=1)

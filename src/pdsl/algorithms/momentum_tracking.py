@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
+from pdsl.algorithms.schedule import LearningRate
 from pdsl.privacy import Release
 from pdsl.topology import Graph
 
@@ -26,7 +27,7 @@ class MomentumTracking(Algorithm[State]):
     paper: ClassVar[str] = "Takezawa et al., TMLR 2023"
     rule: ClassVar[str] = "u_i ← β u_i + ĝ_i,  x_i ← Σ_j ω_ij (x_j − γ (u_j − c_j)),  c_i ← Σ_j ω_ij (c_j − u_j) + u_i"
 
-    learning_rate: float = Field(0.25, gt=0, description="γ")
+    learning_rate: LearningRate = Field(0.25, description="γ")
     momentum: float = Field(0.5, ge=0, lt=1, description="β")
 
     def init(self, x0: Tensor) -> State:
@@ -35,7 +36,7 @@ class MomentumTracking(Algorithm[State]):
     def step(self, state: State, r: Round) -> tuple[State, Metrics]:
         x, c, engine = state.x, state.c, r.engine
         u = self.momentum * state.u + r.own_noisy_gradients(x)
-        x = engine.mix(x - self.learning_rate * (u - c))
+        x = engine.mix(x - r.learning_rate * (u - c))
         c = engine.mix(c - u) + u
         return State(x, u, c), {}
 

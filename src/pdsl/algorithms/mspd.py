@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
 from pdsl.algorithms.mixing import accelerated_gossip, graph_omega
+from pdsl.algorithms.schedule import LearningRate
 from pdsl.privacy import Release
 from pdsl.topology import Graph
 
@@ -31,7 +32,7 @@ class MSPD(Algorithm[State]):
     paper: ClassVar[str] = "Scaman et al., NeurIPS 2018"
     rule: ClassVar[str] = "y ← y − σ (I − P_K(W)) (2x − x(before)); M times: z ← m/(m+2) z − 2/(m+2) (γ (ĝ(z) − y) − x)"
 
-    learning_rate: float = Field(1.0, gt=0, description="γ")
+    learning_rate: LearningRate = Field(1.0, description="γ")
     dual_rate: float = Field(0.5, gt=0, le=1, description="σ·γ, step size of the dual variables")
     local_steps: int = Field(2, ge=1, description="M, local gradient steps per round")
     gossip_steps: int = Field(2, ge=1, description="K, gossip steps per round")
@@ -40,7 +41,7 @@ class MSPD(Algorithm[State]):
         return State(x0, x0, torch.zeros_like(x0))
 
     def step(self, state: State, r: Round) -> tuple[State, Metrics]:
-        x, gamma = state.x, self.learning_rate
+        x, gamma = state.x, r.learning_rate
         extrapolated = 2 * x - state.before
         omega = graph_omega(r.graph)
         disagreement = extrapolated - accelerated_gossip(r.engine, extrapolated, self.gossip_steps, omega)

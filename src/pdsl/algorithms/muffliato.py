@@ -8,6 +8,7 @@ from torch import Tensor
 from pdsl.algorithms.base import Algorithm, Metrics, Round
 from pdsl.algorithms.base import Models as State
 from pdsl.algorithms.mixing import accelerated_gossip, gossip_steps_to_agree, graph_omega
+from pdsl.algorithms.schedule import LearningRate
 from pdsl.privacy import Release
 from pdsl.topology import Graph
 
@@ -19,7 +20,7 @@ class Muffliato(Algorithm[State]):
     paper: ClassVar[str] = "Cyffers et al., NeurIPS 2022"
     rule: ClassVar[str] = "x ← P_K(W) (x − γ ĝ),  P_K Chebyshev's polynomial of gossip, K ≈ λ^(−1/2) ln n"
 
-    learning_rate: float = Field(1.0, gt=0, description="γ")
+    learning_rate: LearningRate = Field(1.0, description="γ")
     gossip_steps: int | None = Field(
         None, ge=1, description="K; default ⌈λ^(−1/2) ln(n·max(1/4, σ²)/σ²)⌉, 1 if λ = 1 or on a schedule"
     )
@@ -28,7 +29,7 @@ class Muffliato(Algorithm[State]):
         return State(x0)
 
     def step(self, state: State, r: Round) -> tuple[State, Metrics]:
-        x_hat = state.x - self.learning_rate * r.own_noisy_gradients(state.x)
+        x_hat = state.x - r.learning_rate * r.own_noisy_gradients(state.x)
         K = self.sends(r.graph, r.noise_multiplier)
         return State(accelerated_gossip(r.engine, x_hat, K, graph_omega(r.graph))), {"gossip_steps": K}
 

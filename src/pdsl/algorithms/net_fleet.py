@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
+from pdsl.algorithms.schedule import LearningRate
 from pdsl.privacy import Release
 from pdsl.topology import Graph
 
@@ -29,7 +30,7 @@ class NetFleet(Algorithm[State]):
     paper: ClassVar[str] = "Zhang et al., MobiHoc 2022"
     rule: ClassVar[str] = "K times: v_i ← v_i + ĝ_i − ĝ_i(before), x_i ← x_i − γ v_i; then x and v are mixed"
 
-    learning_rate: float = Field(0.25, gt=0, description="γ")
+    learning_rate: LearningRate = Field(0.25, description="γ")
     local_steps: int = Field(2, ge=1, description="K")
 
     def init(self, x0: Tensor) -> State:
@@ -40,7 +41,7 @@ class NetFleet(Algorithm[State]):
         for k in range(self.local_steps):
             g_hat = r.own_noisy_gradients(x, step=k)
             v = v + g_hat - g
-            x = x - self.learning_rate * v
+            x = x - r.learning_rate * v
             g = g_hat
         return State(r.engine.mix(x), r.engine.mix(v), g), {}
 

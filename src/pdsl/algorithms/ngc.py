@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
 from pdsl.algorithms.base import ModelsAndMomenta as State
+from pdsl.algorithms.schedule import LearningRate
 from pdsl.engine.base import weighted_sums
 from pdsl.privacy import Release
 from pdsl.topology import Graph
@@ -20,7 +21,7 @@ class NGC(Algorithm[State]):
     paper: ClassVar[str] = "Aketi, Kodge, Roy, TMLR 2023"
     rule: ClassVar[str] = "x_i ← Σ_j ω_ij (x_j − γ (g̃_j + β u_j)),  g̃_i = Σ_j ω_ij (α ĝ_ji + (1 − α) ĝ_ij)"
 
-    learning_rate: float = Field(0.5, gt=0, description="γ")
+    learning_rate: LearningRate = Field(0.5, description="γ")
     momentum: float = Field(0.5, ge=0, lt=1, description="β")
     data_variant: float = Field(
         0.5,
@@ -40,7 +41,7 @@ class NGC(Algorithm[State]):
         g_hat_ji = engine.reply(g_hat_ij)  # data-variant: own model on neighbours' data
         g = weighted_sums(alpha * g_hat_ji + (1 - alpha) * g_hat_ij, engine.omega, engine.offsets)
         u = beta * u + g
-        return State(engine.mix(x - self.learning_rate * (g + beta * u)), u), {}
+        return State(engine.mix(x - r.learning_rate * (g + beta * u)), u), {}
 
     def sends(self, graph: Graph, noise_multiplier: float) -> int:
         return 3  # x, ĝ, x̂

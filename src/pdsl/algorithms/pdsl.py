@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
 from pdsl.algorithms.mixing import accelerated_gossip, best_omega, gossip_steps_to_agree
+from pdsl.algorithms.schedule import LearningRate
 from pdsl.engine.base import Replies, weighted_sums
 from pdsl.privacy import Release, by_weight
 from pdsl.settings import ShapleySettings
@@ -41,7 +42,7 @@ class PDSL(Algorithm[State]):
     paper: ClassVar[str] = "Wang, Yuan, Wang, Li: PDSL, 2025"
     rule: ClassVar[str] = "x ← P_K(W) (x − γ û),  û_i = α u_i + Σ_j π_ij ĝ_ji,  u ← W û"
 
-    learning_rate: float = Field(1.0, gt=0, description="γ")
+    learning_rate: LearningRate = Field(1.0, description="γ")
     momentum: float = Field(0.5, ge=0, lt=1, description="α")
     step_scale: Literal["graph", "mean", "paper"] = Field(
         "graph", description="weights π: shares times ω, so that all agents count alike (graph), shares, or shares / ω"
@@ -64,12 +65,13 @@ class PDSL(Algorithm[State]):
 
     def step(self, state: State, r: Round) -> tuple[State, Metrics]:
         x, u, engine = state.x, state.u, r.engine
-        gamma, alpha = self.learning_rate, self.momentum
+        gamma, alpha = r.learning_rate, self.momentum
+        probe = self.shapley.step_fraction * r.peak_rate  # the same in all rounds, so that their values compare
 
         g_bar, evidence, reports = [], [], []
         for at in r.cross_gradients(x):  # chunks of agents i
             g_hat = at.values  # lines 2-13, eq. 9-14: ĝ_ji = clip(∇F_j(x_i; ξ_j)) + n_ji
-            x_ij = at.split_by_agent(at.own_rows(x) - self.shapley.step_fraction * gamma * g_hat)  # line 14, eq. 15
+            x_ij = at.split_by_agent(at.own_rows(x) - probe * g_hat)  # line 14, eq. 15
             phi = r.validation.contributions(r.t, at.agents, x[at.rows], x_ij, self.shapley)  # line 15, eq. 16-18
             evidence.append(self._update_evidence(state.evidence[at.rows], phi, at, r))
             share = self._shares(phi, evidence[-1], at, r)  # line 16, eq. 19

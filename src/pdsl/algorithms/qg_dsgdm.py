@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
 from pdsl.algorithms.base import ModelsAndMomenta as State
+from pdsl.algorithms.schedule import LearningRate
 from pdsl.privacy import Release
 
 
@@ -18,14 +19,14 @@ class QGDSGDm(Algorithm[State]):
     paper: ClassVar[str] = "Lin et al., ICML 2021"
     rule: ClassVar[str] = "x_i ← Σ_j ω_ij (x_j − γ (β u_j + ĝ_j)),  u_i ← β u_i + (1 − β) (x_i(before) − x_i)/γ"
 
-    learning_rate: float = Field(1.0, gt=0, description="γ")
+    learning_rate: LearningRate = Field(1.0, description="γ")
     momentum: float = Field(0.5, ge=0, lt=1, description="β")
 
     def init(self, x0: Tensor) -> State:
         return State(x0, torch.zeros_like(x0))
 
     def step(self, state: State, r: Round) -> tuple[State, Metrics]:
-        u, gamma, beta = state.u, self.learning_rate, self.momentum
+        u, gamma, beta = state.u, r.learning_rate, self.momentum
         x = r.engine.mix(state.x - gamma * (beta * u + r.own_noisy_gradients(state.x)))
         u = beta * u + (1 - beta) * (state.x - x) / gamma
         return State(x, u), {}

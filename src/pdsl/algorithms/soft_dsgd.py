@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
 from pdsl.algorithms.base import Models as State
+from pdsl.algorithms.schedule import LearningRate
 from pdsl.engine.base import weighted_sums
 from pdsl.privacy import Release
 
@@ -20,7 +21,7 @@ class SoftDSGD(Algorithm[State]):
     paper: ClassVar[str] = "Ye, Liang, Li, JSTSP 2022"
     rule: ClassVar[str] = "x_i ← Σ_j ω_ij (s_ij ∘ x̂_j + (1 − s_ij) ∘ x̂_i),  x̂_i = x_i − γ ĝ_i,  s_ij: arrived"
 
-    learning_rate: float = Field(1.0, gt=0, description="γ")
+    learning_rate: LearningRate = Field(1.0, description="γ")
     reliability: float = Field(0.8, gt=0, le=1, description="probability that a packet arrives")
     packet: int = Field(256, ge=1, description="parameters per packet")
 
@@ -29,7 +30,7 @@ class SoftDSGD(Algorithm[State]):
 
     def step(self, state: State, r: Round) -> tuple[State, Metrics]:
         engine = r.engine
-        x_hat = state.x - self.learning_rate * r.own_noisy_gradients(state.x)
+        x_hat = state.x - r.learning_rate * r.own_noisy_gradients(state.x)
         own = x_hat[engine.receiver - engine.agents.start]
         arrived = self._draw_arrivals(r, x_hat.shape[1]).to(x_hat.device)
         x = weighted_sums(torch.where(arrived, engine.deliver(x_hat), own), engine.omega, engine.offsets)

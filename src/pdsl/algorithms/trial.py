@@ -75,6 +75,8 @@ def check_algorithm(
             streams=streams,
             tensors=[shape.numel() for _, shape in network.shapes()],
             noise_multiplier=1.0 if releases else 0.0,
+            learning_rate=1.0,
+            peak_rate=1.0,
         )
         stepped = algorithm.step(state, trial)
     if not (isinstance(stepped, tuple) and len(stepped) == 2):

@@ -143,8 +143,9 @@ def build_experiment(
     data = Data("private data", records.x, records.y, *held_out, plan.task.classes, None, q)
     agreed = [mechanism if i == me else m for i, m in enumerate(agreed_mechanisms(plan))]
     secret = SecretStreams(config.seed, key)
+    rates = config.algorithm.learning_rates(config.rounds)
     tensors = (records.x, records.y, *q)
-    seal = make_seal(config, secret, graph, network, agreed, tensors, f"{plan.hash}/{me}/{generation}")
+    seal = make_seal(config, secret, graph, network, agreed, rates, tensors, f"{plan.hash}/{me}/{generation}")
     streams = secret.bind(seal.context)
     return Experiment(
         config=config,
@@ -156,6 +157,7 @@ def build_experiment(
         validation=q,
         test=held_out,
         mechanisms=agreed,
+        learning_rates=rates,
         streams=streams,
         engine=engine(graph),
         labels=label_counts(parts, data.y, data.classes),

@@ -10,12 +10,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from pdsl.config import validate
 from pdsl.sweep.job import Curve, Job, Score
 from pdsl.utils.errors import PdslError
 from pdsl.utils.files import write_whole
 from pdsl.utils.types import JsonDict
 
 FILE = "cells.jsonl"
+# Settings and sections that are younger than the first kept cells. At their defaults, which change no result, they are
+# left out of a digest, so that older cells are still found. List every new setting here.
+ADDED = ("algorithm.schedule",)
 
 
 @dataclass(frozen=True)
@@ -26,8 +30,17 @@ class KeptCell:
 
 
 def digest(job: Job) -> str:
-    content = json.dumps(job.config.as_dict(), sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
+    """Digest of all settings, without those that were `ADDED` and are at their defaults."""
+    settings = job.config.as_dict()
+    defaults = validate({"algorithm": {"name": settings["algorithm"]["name"]}}, "defaults").as_dict()
+    for path in ADDED:
+        *sections, name = path.split(".")
+        inner, default = settings, defaults
+        for section in sections:
+            inner, default = inner[section], default[section]
+        if inner.get(name) == default.get(name):
+            inner.pop(name, None)
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def read(folder: Path) -> dict[str, KeptCell]:

@@ -40,6 +40,7 @@ class Summary(TypedDict, total=False):
     rounds: int
     agents: int
     algorithm: str
+    learning_rate: float  # the largest of all rounds
     seconds: float
     run: str | None  # the run directory
     names: list[str]  # of the agents
@@ -163,6 +164,7 @@ def summarise(result: Result) -> Summary:
         "rounds": len(result.rows),
         "agents": e.graph.agents,
         "algorithm": c.algorithm.name,
+        "learning_rate": max(e.learning_rates),
         "seconds": round(result.seconds, 3),
         "run": None,
         "names": list(e.agent_names),

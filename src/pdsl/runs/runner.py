@@ -141,7 +141,13 @@ def _load(
     if algorithm is not None:
         fields = {name: value for name, value in stored.get("algorithm", {}).items() if name != "name"}
         stored["algorithm"] = algorithm.model_validate(fields)
+    rounds = stored.get("rounds")
     config = configs.load(None, assignments, base=stored)
+    if config.algorithm.rates_need_rounds and config.rounds != rounds:
+        raise PdslError(
+            f"--set rounds={config.rounds}: the learning rate of this run depends on its number of rounds, {rounds};"
+            " leave it, or start a new run"
+        )
     return run, config, run.secret_key(), None if ledger is None else ledger.mechanisms
 
 

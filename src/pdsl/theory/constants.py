@@ -84,7 +84,9 @@ def measure_run(path: Path, progress: Callable[[str], None] = lambda message: No
         rounds=points[-1].round,
         excess=points[0].loss,  # built-in losses are at least 0, and so is F*
     )
-    step = Step(algorithm.learning_rate, algorithm.momentum, L, (1 - e.graph.spectral_gap) ** 2)
+    if len(set(e.learning_rates)) > 1:
+        complaints.append("Theorem 2 is about a constant learning rate; the largest of this run is used")
+    step = Step(max(e.learning_rates), algorithm.momentum, L, (1 - e.graph.spectral_gap) ** 2)
     return MeasuredRun(points, step, setting, complaints)
 
 

@@ -1,6 +1,7 @@
 """Prepare a run: load, partition and check everything that a config names."""
 
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -48,6 +49,7 @@ class Experiment:
     validation: tuple[Inputs, Tensor]  # public set Q
     test: tuple[Inputs, Tensor]
     mechanisms: list[Mechanism] | None  # release of each agent in a round; None without noise
+    learning_rates: tuple[float, ...]  # γ of each round
     streams: Streams = field(repr=False)
     engine: Engine = field(repr=False)
     labels: Tensor = field(repr=False)  # [M, classes] number of records per agent and class
@@ -197,7 +199,8 @@ def prepare(
     owner = engine(graph)
     labels = label_counts(parts, data.y, data.classes)
     records = () if agreed is None else (data.x, data.y, *parts, *validation)
-    seal = make_seal(config, streams, graph, network, agreed, records)
+    rates = config.algorithm.learning_rates(config.rounds)
+    seal = make_seal(config, streams, graph, network, agreed, rates, records)
     streams = streams.bind(seal.context)
     batches = replace(batches, streams=streams)
     data, parts = _own_records(data, parts, owner.agents)
@@ -211,6 +214,7 @@ def prepare(
         validation=validation,
         test=test,
         mechanisms=agreed,
+        learning_rates=rates,
         streams=streams,
         engine=owner,
         labels=labels,
@@ -249,6 +253,7 @@ def make_seal(
     graph: Graph,
     network: Network,
     agreed: list[Mechanism] | None,
+    learning_rates: Sequence[float],
     records: Iterable[Inputs],
     besides: str = "",
 ) -> RunSeal:
@@ -257,6 +262,8 @@ def make_seal(
     loss = network.task.loss if isinstance(network.task, CustomTask) else None
     code = code_digest([type(config.algorithm), *([] if loss is None else [loss])])
     settings = settings_digest(config.as_dict(), paths) + code + besides
+    if config.algorithm.rates_need_rounds:
+        settings += json.dumps(learning_rates)
     return RunSeal.of(
         streams.key if isinstance(streams, SecretStreams) else b"",
         settings=settings,

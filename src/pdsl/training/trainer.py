@@ -92,6 +92,8 @@ class Trainer:
             streams=Streams(e.config.seed),  # public streams: an algorithm must not know the secret
             tensors=[shape.numel() for _, shape in e.network.shapes()],
             noise_multiplier=min(m.noise_multiplier for m in e.mechanisms) if e.mechanisms else 0.0,
+            learning_rate=e.learning_rates[t - 1],
+            peak_rate=max(e.learning_rates),
         )
 
 
@@ -185,7 +187,7 @@ def rounds(
             if not math.isfinite(row["consensus"]):
                 raise PdslError(
                     f"diverged in round {t}: a model has infinite or undefined parameters; try a smaller"
-                    f" algorithm.learning_rate (now {getattr(config.algorithm, 'learning_rate', '?')}) or less noise"
+                    f" algorithm.learning_rate (now {e.learning_rates[t - 1]:g}) or less noise"
                 )
             if ledger is not None:
                 row["epsilon"] = finite(ledger.up_to(t).epsilon)
