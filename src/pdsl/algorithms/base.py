@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 from torch import Tensor
 from typing_extensions import TypeVar  # with defaults; pydantic requires this package
 
-from pdsl.algorithms.schedule import LearningRate, learning_rates
+from pdsl.algorithms.schedule import AUTO, LearningRate, learning_rates
 from pdsl.engine import Engine
 from pdsl.engine.base import Replies
 from pdsl.privacy import Noise, Release
@@ -95,7 +95,12 @@ class Algorithm(Section, Generic[StateT]):
     paper: ClassVar[str] = ""  # citation
     rule: ClassVar[str] = ""  # update rule, in one line
 
-    learning_rate: LearningRate = Field(1.0, description="γ")
+    base_rate: ClassVar[float] = 1.0  # learning rate without noise, relative to that of D-PSGD, for "auto"
+
+    learning_rate: LearningRate = Field(
+        AUTO,
+        description="γ; auto: from noise, batch, rounds and model; or a number, or package.module:function",
+    )
     schedule: ScheduleSettings = ScheduleSettings()
 
     if not TYPE_CHECKING:  # type checkers and editors see the settings as arguments
@@ -127,6 +132,13 @@ class Algorithm(Section, Generic[StateT]):
     def step(self, state: StateT, r: Round) -> tuple[StateT, Metrics]:
         """Run one round."""
         raise NotImplementedError
+
+    def noise_gain(self, graph: Graph) -> float:
+        """Noise that a local step adds to a model in the long run, for "auto".
+
+        It is relative to γ times the noise of the mean of all messages of the step.
+        """
+        return 1.0
 
     def check(self, members: int) -> None:
         """Raise PdslError if the algorithm cannot handle a neighbourhood of this many members."""

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
 from pdsl.algorithms.base import ModelsAndMomenta as State
-from pdsl.algorithms.schedule import LearningRate
 from pdsl.privacy import Release
 from pdsl.topology import Graph
 
@@ -30,8 +29,8 @@ class CGA(Algorithm[State]):
     name: ClassVar[str] = "cga"
     paper: ClassVar[str] = "Esfandiari et al., ICML 2021"
     rule: ClassVar[str] = "x_i ← Σ_j ω_ij (x_j − γ u_j),  u_i ← α u_i + ĝ_ii + Σ_l v_l ω_il ĝ_li,  v by a QP, v ≥ 1/2"
+    base_rate: ClassVar[float] = 0.5
 
-    learning_rate: LearningRate = Field(0.5, description="γ")
     momentum: float = Field(0.5, ge=0, lt=1, description="α")
     projection: Literal["tensor", "vector"] = Field(
         "tensor", description="one quadratic program per parameter tensor, or one for the whole vector"
@@ -52,6 +51,10 @@ class CGA(Algorithm[State]):
         u = self.momentum * u + torch.stack([g for g, _ in projections])
         x = engine.mix(x - r.learning_rate * u)
         return State(x, u), {"fallbacks": sum(engine.gather([fallbacks for _, fallbacks in projections]))}
+
+    def noise_gain(self, graph: Graph) -> float:
+        own = math.sqrt(graph.degrees.mean())  # the own message is not averaged
+        return own * (1 + MIN_WEIGHT) / (1 - self.momentum)
 
     def sends(self, graph: Graph, noise_multiplier: float) -> int:
         return 3  # x, ĝ, x̂

@@ -2,12 +2,10 @@
 
 from typing import ClassVar
 
-from pydantic import Field
 from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
 from pdsl.algorithms.base import Models as State
-from pdsl.algorithms.schedule import LearningRate
 from pdsl.privacy import Release
 
 
@@ -17,8 +15,6 @@ class DPSGD(Algorithm[State]):
     name: ClassVar[str] = "d-psgd"
     paper: ClassVar[str] = "Lian et al., NeurIPS 2017"
     rule: ClassVar[str] = "x_i ← Σ_j ω_ij (x_j − γ ĝ_j)"
-
-    learning_rate: LearningRate = Field(1.0, description="γ")
 
     def init(self, x0: Tensor) -> State:
         return State(x0)

@@ -4,6 +4,7 @@ Models are not averaged. Each agent receives one neighbour's model; then the two
 records and on each other's predictions.
 """
 
+import math
 from itertools import pairwise
 from typing import ClassVar, Literal
 
@@ -13,9 +14,9 @@ from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
 from pdsl.algorithms.base import Models as State
-from pdsl.algorithms.schedule import LearningRate
 from pdsl.privacy import Release
 from pdsl.tasks import MultiClass, Task
+from pdsl.topology import Graph
 from pdsl.utils.errors import PdslError
 
 
@@ -25,8 +26,8 @@ class DefKT(Algorithm[State]):
     name: ClassVar[str] = "def-kt"
     paper: ClassVar[str] = "Li, Li, Varshney, IoT Journal 2022"
     rule: ClassVar[str] = "z_i = x_j of one neighbour; K times: x ← x − γ ĝ(x taught by z), z ← z − γ ĝ(z taught by x)"
+    base_rate: ClassVar[float] = 0.5
 
-    learning_rate: LearningRate = Field(0.5, description="γ")
     local_steps: int = Field(2, ge=1, description="K")
     keep: Literal["visitor", "own"] = Field("visitor", description="the model that is kept")
 
@@ -57,6 +58,9 @@ class DefKT(Algorithm[State]):
                 f"algorithm def-kt distils class probabilities, so it needs a multiclass task, not {task.kind}; choose"
                 " another algorithm"
             )
+
+    def noise_gain(self, graph: Graph) -> float:
+        return math.sqrt(2 * graph.agents)  # of two messages one is a step, and models are not averaged
 
     def releases(self, members: int) -> Release:
         return Release(messages=2, steps=self.local_steps)  # gradients of two models on one batch

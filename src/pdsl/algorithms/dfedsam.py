@@ -1,5 +1,6 @@
 """DFedSAM and DFedSAM-MGS: local sharpness-aware steps, then gossip (Shi et al., ICML 2023)."""
 
+import math
 from typing import ClassVar
 
 from pydantic import Field
@@ -8,7 +9,6 @@ from torch import Tensor
 from pdsl.algorithms.base import Algorithm, Metrics, Round
 from pdsl.algorithms.base import Models as State
 from pdsl.algorithms.mixing import gossip
-from pdsl.algorithms.schedule import LearningRate
 from pdsl.privacy import Release
 from pdsl.topology import Graph
 
@@ -19,8 +19,8 @@ class DFedSAM(Algorithm[State]):
     name: ClassVar[str] = "dfedsam"
     paper: ClassVar[str] = "Shi et al., ICML 2023"
     rule: ClassVar[str] = "K times: x_i ← x_i − γ ĝ_i(x_i + ρ ĝ_i/‖ĝ_i‖); then x ← W^Q x"
+    base_rate: ClassVar[float] = 0.5
 
-    learning_rate: LearningRate = Field(0.5, description="γ")
     local_steps: int = Field(2, ge=1, description="K")
     radius: float = Field(0.05, ge=0, description="ρ, distance of the point uphill; 0: plain local SGD")
     gossip_steps: int = Field(1, ge=1, description="Q, gossip steps per round")
@@ -41,6 +41,9 @@ class DFedSAM(Algorithm[State]):
         g_hat = r.own_noisy_gradients(x, step=k, nth=1)
         length: Tensor = g_hat.norm(dim=1, keepdim=True).clamp(min=1e-12)
         return x + self.radius * g_hat / length
+
+    def noise_gain(self, graph: Graph) -> float:
+        return 1.0 if self.radius == 0 else math.sqrt(2)  # of two messages one is a step
 
     def sends(self, graph: Graph, noise_multiplier: float) -> int:
         return self.gossip_steps

@@ -8,7 +8,6 @@ from pydantic import Field
 from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
-from pdsl.algorithms.schedule import LearningRate
 from pdsl.privacy import Release
 
 
@@ -24,8 +23,8 @@ class DPADMM(Algorithm[State]):
     name: ClassVar[str] = "dp-admm"
     paper: ClassVar[str] = "Huang, Gong, arXiv 2020"
     rule: ClassVar[str] = "p_i ← p_i + c Σ_j ω_ij (x_i − x_j);  K times: x_i ← x_i − γ (ĝ_i + p_i + 2c (x_i − a_i))"
+    base_rate: ClassVar[float] = 0.5
 
-    learning_rate: LearningRate = Field(0.5, description="γ")
     local_steps: int = Field(2, ge=1, description="K")
     penalty: float = Field(0.25, gt=0, le=1, description="γ·c, penalty on disagreement")
 

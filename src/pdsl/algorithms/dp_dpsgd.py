@@ -11,7 +11,6 @@ from pydantic import Field
 from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
-from pdsl.algorithms.schedule import LearningRate
 from pdsl.engine.base import weighted_sums
 from pdsl.privacy import Release
 
@@ -29,7 +28,6 @@ class DPDPSGD(Algorithm[State]):
     paper: ClassVar[str] = "Xu, Zhang, Wang, TPAMI 2022"
     rule: ClassVar[str] = "x_i ← Σ_j ω_ij x̂_j(t − τ_ij),  x̂_j = x_j − γ ĝ_j,  τ_ij ≤ τ, τ_ii = 0"
 
-    learning_rate: LearningRate = Field(1.0, description="γ")
     staleness: int = Field(0, ge=0, description="τ, maximum delay of a neighbour's model in rounds; 0: synchronous")
 
     def init(self, x0: Tensor) -> State:

@@ -4,11 +4,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
-from pdsl.algorithms.schedule import LearningRate
 from pdsl.privacy import Release
 from pdsl.topology import Graph
 
@@ -26,8 +24,7 @@ class GradientTracking(Algorithm[State]):
     name: ClassVar[str] = "gradient-tracking"
     paper: ClassVar[str] = "Pu, Nedić, Math. Programming 2021"
     rule: ClassVar[str] = "y_i ← y_i + ĝ_i − ĝ_i(before),  x_i ← Σ_j ω_ij (x_j − γ y_j),  y_i ← Σ_j ω_ij y_j"
-
-    learning_rate: LearningRate = Field(0.5, description="γ")
+    base_rate: ClassVar[float] = 0.5
 
     def init(self, x0: Tensor) -> State:
         return State(x0, torch.zeros_like(x0), torch.zeros_like(x0))

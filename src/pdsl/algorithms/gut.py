@@ -12,7 +12,6 @@ from pydantic import Field
 from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
-from pdsl.algorithms.schedule import LearningRate
 from pdsl.privacy import Release
 
 
@@ -30,7 +29,6 @@ class GUT(Algorithm[State]):
     paper: ClassVar[str] = "Aketi, Hashemi, Roy, NeurIPS 2023"
     rule: ClassVar[str] = "x_i ← Σ_j ω'_ij (x_j − γ d_j),  d_i = ĝ_i + μ ((x_i(before) − x_i)/γ − ĝ_i(before))"
 
-    learning_rate: LearningRate = Field(1.0, description="γ")
     scaling: float = Field(1.0, ge=0, le=1, description="μ, weight of the correction; the paper: 0.1 to 0.3")
     averaging: float = Field(0.5, gt=0, le=1, description="a, averaging rate of gossip: W' = I + a(W − I)")
 

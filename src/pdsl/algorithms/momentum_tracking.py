@@ -8,7 +8,6 @@ from pydantic import Field
 from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
-from pdsl.algorithms.schedule import LearningRate
 from pdsl.privacy import Release
 from pdsl.topology import Graph
 
@@ -26,8 +25,8 @@ class MomentumTracking(Algorithm[State]):
     name: ClassVar[str] = "momentum-tracking"
     paper: ClassVar[str] = "Takezawa et al., TMLR 2023"
     rule: ClassVar[str] = "u_i ← β u_i + ĝ_i,  x_i ← Σ_j ω_ij (x_j − γ (u_j − c_j)),  c_i ← Σ_j ω_ij (c_j − u_j) + u_i"
+    base_rate: ClassVar[float] = 0.25
 
-    learning_rate: LearningRate = Field(0.25, description="γ")
     momentum: float = Field(0.5, ge=0, lt=1, description="β")
 
     def init(self, x0: Tensor) -> State:
@@ -39,6 +38,9 @@ class MomentumTracking(Algorithm[State]):
         x = engine.mix(x - r.learning_rate * (u - c))
         c = engine.mix(c - u) + u
         return State(x, u, c), {}
+
+    def noise_gain(self, graph: Graph) -> float:
+        return 1 / (1 - self.momentum)
 
     def sends(self, graph: Graph, noise_multiplier: float) -> int:
         return 2  # x̂, c − u

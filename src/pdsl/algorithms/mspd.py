@@ -13,7 +13,6 @@ from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
 from pdsl.algorithms.mixing import accelerated_gossip, graph_omega
-from pdsl.algorithms.schedule import LearningRate
 from pdsl.privacy import Release
 from pdsl.topology import Graph
 
@@ -32,7 +31,6 @@ class MSPD(Algorithm[State]):
     paper: ClassVar[str] = "Scaman et al., NeurIPS 2018"
     rule: ClassVar[str] = "y ← y − σ (I − P_K(W)) (2x − x(before)); M times: z ← m/(m+2) z − 2/(m+2) (γ (ĝ(z) − y) − x)"
 
-    learning_rate: LearningRate = Field(1.0, description="γ")
     dual_rate: float = Field(0.5, gt=0, le=1, description="σ·γ, step size of the dual variables")
     local_steps: int = Field(2, ge=1, description="M, local gradient steps per round")
     gossip_steps: int = Field(2, ge=1, description="K, gossip steps per round")
@@ -51,6 +49,9 @@ class MSPD(Algorithm[State]):
             direction = gamma * r.own_noisy_gradients(z, step=m) - gamma * y - x
             z = m / (m + 2) * z - 2 / (m + 2) * direction
         return State(z, x, y), {}
+
+    def noise_gain(self, graph: Graph) -> float:
+        return 1 / self.local_steps  # the steps of a round are averaged
 
     def sends(self, graph: Graph, noise_multiplier: float) -> int:
         return self.gossip_steps

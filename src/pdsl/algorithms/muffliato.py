@@ -8,7 +8,6 @@ from torch import Tensor
 from pdsl.algorithms.base import Algorithm, Metrics, Round
 from pdsl.algorithms.base import Models as State
 from pdsl.algorithms.mixing import accelerated_gossip, gossip_steps_to_agree, graph_omega
-from pdsl.algorithms.schedule import LearningRate
 from pdsl.privacy import Release
 from pdsl.topology import Graph
 
@@ -20,7 +19,6 @@ class Muffliato(Algorithm[State]):
     paper: ClassVar[str] = "Cyffers et al., NeurIPS 2022"
     rule: ClassVar[str] = "x ← P_K(W) (x − γ ĝ),  P_K Chebyshev's polynomial of gossip, K ≈ λ^(−1/2) ln n"
 
-    learning_rate: LearningRate = Field(1.0, description="γ")
     gossip_steps: int | None = Field(
         None, ge=1, description="K; default ⌈λ^(−1/2) ln(n·max(1/4, σ²)/σ²)⌉, 1 if λ = 1 or on a schedule"
     )

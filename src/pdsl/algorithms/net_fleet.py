@@ -11,7 +11,6 @@ from pydantic import Field
 from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
-from pdsl.algorithms.schedule import LearningRate
 from pdsl.privacy import Release
 from pdsl.topology import Graph
 
@@ -29,8 +28,8 @@ class NetFleet(Algorithm[State]):
     name: ClassVar[str] = "net-fleet"
     paper: ClassVar[str] = "Zhang et al., MobiHoc 2022"
     rule: ClassVar[str] = "K times: v_i ← v_i + ĝ_i − ĝ_i(before), x_i ← x_i − γ v_i; then x and v are mixed"
+    base_rate: ClassVar[float] = 0.25
 
-    learning_rate: LearningRate = Field(0.25, description="γ")
     local_steps: int = Field(2, ge=1, description="K")
 
     def init(self, x0: Tensor) -> State:

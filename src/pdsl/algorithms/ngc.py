@@ -8,7 +8,6 @@ from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
 from pdsl.algorithms.base import ModelsAndMomenta as State
-from pdsl.algorithms.schedule import LearningRate
 from pdsl.engine.base import weighted_sums
 from pdsl.privacy import Release
 from pdsl.topology import Graph
@@ -20,8 +19,8 @@ class NGC(Algorithm[State]):
     name: ClassVar[str] = "ngc"
     paper: ClassVar[str] = "Aketi, Kodge, Roy, TMLR 2023"
     rule: ClassVar[str] = "x_i ← Σ_j ω_ij (x_j − γ (g̃_j + β u_j)),  g̃_i = Σ_j ω_ij (α ĝ_ji + (1 − α) ĝ_ij)"
+    base_rate: ClassVar[float] = 0.5
 
-    learning_rate: LearningRate = Field(0.5, description="γ")
     momentum: float = Field(0.5, ge=0, lt=1, description="β")
     data_variant: float = Field(
         0.5,
@@ -42,6 +41,9 @@ class NGC(Algorithm[State]):
         g = weighted_sums(alpha * g_hat_ji + (1 - alpha) * g_hat_ij, engine.omega, engine.offsets)
         u = beta * u + g
         return State(engine.mix(x - r.learning_rate * (g + beta * u)), u), {}
+
+    def noise_gain(self, graph: Graph) -> float:
+        return 1 / (1 - self.momentum)
 
     def sends(self, graph: Graph, noise_multiplier: float) -> int:
         return 3  # x, ĝ, x̂

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
 from pdsl.algorithms.mixing import accelerated_gossip, best_omega, gossip_steps_to_agree
-from pdsl.algorithms.schedule import LearningRate
 from pdsl.engine.base import Replies, weighted_sums
 from pdsl.privacy import Release, by_weight
 from pdsl.settings import ShapleySettings
@@ -42,7 +41,6 @@ class PDSL(Algorithm[State]):
     paper: ClassVar[str] = "Wang, Yuan, Wang, Li: PDSL, 2025"
     rule: ClassVar[str] = "x ← P_K(W) (x − γ û),  û_i = α u_i + Σ_j π_ij ĝ_ji,  u ← W û"
 
-    learning_rate: LearningRate = Field(1.0, description="γ")
     momentum: float = Field(0.5, ge=0, lt=1, description="α")
     step_scale: Literal["graph", "mean", "paper"] = Field(
         "graph", description="weights π: shares times ω, so that all agents count alike (graph), shares, or shares / ω"
@@ -132,6 +130,10 @@ class PDSL(Algorithm[State]):
             return share
         omega = [w.cpu().numpy() for w in at.split_by_agent(r.engine.omega[at.edges])]
         return [s * w / (s @ w) for s, w in zip(share, omega, strict=True)]
+
+    def noise_gain(self, graph: Graph) -> float:
+        weights = float(graph.degrees.mean()) if self.step_scale == "paper" else 1.0  # sum of π
+        return weights / (1 - self.momentum)
 
     def check(self, members: int) -> None:
         check_size(self.shapley, members)

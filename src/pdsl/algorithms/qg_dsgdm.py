@@ -8,8 +8,8 @@ from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
 from pdsl.algorithms.base import ModelsAndMomenta as State
-from pdsl.algorithms.schedule import LearningRate
 from pdsl.privacy import Release
+from pdsl.topology import Graph
 
 
 class QGDSGDm(Algorithm[State]):
@@ -19,7 +19,6 @@ class QGDSGDm(Algorithm[State]):
     paper: ClassVar[str] = "Lin et al., ICML 2021"
     rule: ClassVar[str] = "x_i ← Σ_j ω_ij (x_j − γ (β u_j + ĝ_j)),  u_i ← β u_i + (1 − β) (x_i(before) − x_i)/γ"
 
-    learning_rate: LearningRate = Field(1.0, description="γ")
     momentum: float = Field(0.5, ge=0, lt=1, description="β")
 
     def init(self, x0: Tensor) -> State:
@@ -30,6 +29,9 @@ class QGDSGDm(Algorithm[State]):
         x = r.engine.mix(state.x - gamma * (beta * u + r.own_noisy_gradients(state.x)))
         u = beta * u + (1 - beta) * (state.x - x) / gamma
         return State(x, u), {}
+
+    def noise_gain(self, graph: Graph) -> float:
+        return 1 / (1 - self.momentum)
 
     def releases(self, members: int) -> Release:
         return Release(messages=1)

@@ -13,6 +13,7 @@ from pdsl.utils.errors import PdslError
 from pdsl.utils.imports import import_object
 
 RateFunction = Callable[[int], float]  # learning rate of round t = 1, 2, …
+AUTO = "auto"  # chosen when the run is prepared, see training/learning_rate.py
 PYTHON = "python"  # in a config: a function given in Python, which no import path names
 WHERE = "algorithm.learning_rate"
 
@@ -22,9 +23,9 @@ def _validate(value: object) -> float | str | RateFunction:
         if not 0 < float(value) < math.inf:
             raise ValueError("must be a finite number above 0")
         return float(value)
-    if callable(value) or (isinstance(value, str) and (":" in value or value == PYTHON)):
+    if callable(value) or (isinstance(value, str) and (":" in value or value in (AUTO, PYTHON))):
         return value
-    raise ValueError("must be a number above 0, or package.module:function, a function of the round")
+    raise ValueError("must be a number above 0, auto, or package.module:function, a function of the round")
 
 
 def _serialise(value: float | str | RateFunction) -> float | str:

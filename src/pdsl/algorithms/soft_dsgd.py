@@ -9,7 +9,6 @@ from torch import Tensor
 
 from pdsl.algorithms.base import Algorithm, Metrics, Round
 from pdsl.algorithms.base import Models as State
-from pdsl.algorithms.schedule import LearningRate
 from pdsl.engine.base import weighted_sums
 from pdsl.privacy import Release
 
@@ -21,7 +20,6 @@ class SoftDSGD(Algorithm[State]):
     paper: ClassVar[str] = "Ye, Liang, Li, JSTSP 2022"
     rule: ClassVar[str] = "x_i ← Σ_j ω_ij (s_ij ∘ x̂_j + (1 − s_ij) ∘ x̂_i),  x̂_i = x_i − γ ĝ_i,  s_ij: arrived"
 
-    learning_rate: LearningRate = Field(1.0, description="γ")
     reliability: float = Field(0.8, gt=0, le=1, description="probability that a packet arrives")
     packet: int = Field(256, ge=1, description="parameters per packet")
 

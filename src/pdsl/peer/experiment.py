@@ -21,7 +21,8 @@ from pdsl.peer.identity import DATA, PUBLIC, Identity
 from pdsl.peer.plan import TaskDescription, TrainingPlan, validate_section
 from pdsl.privacy import Mechanism, epsilon, mechanisms
 from pdsl.topology import Graph
-from pdsl.training.experiment import Experiment, make_seal
+from pdsl.training.experiment import Experiment, given_settings, make_seal
+from pdsl.training.learning_rate import resolve_learning_rate
 from pdsl.utils.errors import PdslError
 from pdsl.utils.format import format_epsilon
 from pdsl.utils.random import SecretStreams, Streams
@@ -141,7 +142,10 @@ def build_experiment(
     parts = [torch.arange(len(records.y)) if i == me else none for i in range(graph.agents)]
     q, held_out = (validation.x, validation.y), (test.x, test.y)
     data = Data("private data", records.x, records.y, *held_out, plan.task.classes, None, q)
-    agreed = [mechanism if i == me else m for i, m in enumerate(agreed_mechanisms(plan))]
+    planned = agreed_mechanisms(plan)
+    given = given_settings(config)
+    config = resolve_learning_rate(config, graph, network, validation.x, planned)
+    agreed = [mechanism if i == me else m for i, m in enumerate(planned)]
     secret = SecretStreams(config.seed, key)
     rates = config.algorithm.learning_rates(config.rounds)
     tensors = (records.x, records.y, *q)
@@ -163,4 +167,5 @@ def build_experiment(
         labels=label_counts(parts, data.y, data.classes),
         attackers={},
         seal=seal,
+        given=given,
     )

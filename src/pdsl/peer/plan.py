@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pdsl import topology
 from pdsl.algorithms import ALGORITHMS, PDSL
+from pdsl.algorithms.schedule import AUTO
 from pdsl.config import Config, load, validate
 from pdsl.models.zoo import DEFAULT_MODEL, MODELS
 from pdsl.peer.identity import PeerInfo, parse_toml, read_toml
@@ -223,8 +224,8 @@ def _check(plan: TrainingPlan) -> None:
         raise PdslError("plan: there is no privacy budget; set one, for example privacy.target_epsilon=4")
     if config.batch.sampler != "poisson":
         raise PdslError("plan: batch.sampler=fixed would reveal the size of each member's data; choose poisson")
-    if isinstance(config.algorithm.learning_rate, str) or callable(config.algorithm.learning_rate):
-        raise PdslError("plan: algorithm.learning_rate must be a number; a function would let a plan run code")
+    if not isinstance(config.algorithm.learning_rate, int | float) and config.algorithm.learning_rate != AUTO:
+        raise PdslError("plan: algorithm.learning_rate must be a number or auto; a function would let a plan run code")
     if config.attack != AttackSettings():
         raise PdslError("plan: [attack] is for simulations only; omit it")
     if min(plan.task.shape) < 1 or math.prod(plan.task.shape) > MAX_RECORD_SIZE:

@@ -333,7 +333,7 @@ class _PeerRun:
         setup = self.e.metadata()
         setup["edges"] = [edge for edge in setup["edges"] if edge[0] == self.me]
         setup |= {"name": self.own.card.name, "agent": self.me, "names": self.names, "plan": self.plan.hash}
-        self.directory.describe(self.plan.config.to_toml(), setup, self.e.owner_metadata())
+        self.directory.describe(self.e.config.to_toml(), setup, self.e.owner_metadata())
 
     def _finish(self) -> JsonDict:
         """Write model, summary and report. Returns the summary."""

@@ -114,6 +114,14 @@ class RunDirectory:
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
             raise PdslError(f"{self.path / CONFIG}: damaged: {e}; restore it, or start the run anew") from e
 
+    def given(self) -> dict[str, str]:
+        """Settings of the config that were chosen for this run, as they were given: {name: "auto"}."""
+        try:
+            stored = json.loads(self.read(SETUP) or b"{}").get("given", {})
+            return {str(name): str(value) for name, value in stored.items()}
+        except (ValueError, AttributeError):
+            return {}  # a damaged setup.json is written anew
+
     def describe(
         self, config_toml: str, setup: Mapping[str, Any], owner: Mapping[str, Any] = MappingProxyType({})
     ) -> None:

@@ -74,8 +74,9 @@ def _find(config: Config, out: Path | None) -> tuple[Path, bool]:
 
 def differing_setting(config: Config, run: RunDirectory) -> str | None:
     """The first setting in which the run in the directory differs; None if it is the same run."""
-    ours, stored = flat(config.as_dict()), flat(run.config())
-    return next((key for key in sorted(ours.keys() | stored.keys()) if ours.get(key) != stored.get(key)), None)
+    ours, stored, given = flat(config.as_dict()), flat(run.config()), run.given()
+    keys = (key for key in sorted(ours.keys() | stored.keys()) if ours.get(key) != stored.get(key))
+    return next((key for key in keys if key not in given or ours.get(key) != given[key]), None)
 
 
 def start(config: Config, out: Path, ranks: Processes = SINGLE_PROCESS) -> tuple[Experiment, RunDirectory]:
@@ -87,7 +88,7 @@ def start(config: Config, out: Path, ranks: Processes = SINGLE_PROCESS) -> tuple
     def create() -> RunDirectory:
         if ranks.rank > 0:
             return RunDirectory(out)
-        return RunDirectory.create(out, config.to_toml(), experiment.metadata(), experiment.owner_metadata())
+        return RunDirectory.create(out, experiment.config.to_toml(), experiment.metadata(), experiment.owner_metadata())
 
     return experiment, ranks.all_or_raise(create)
 
@@ -114,7 +115,8 @@ def resume(
 
     def prepare_again() -> Experiment:
         stored = run.graph() if graph is None and config.graph.kind == "python" else graph
-        return prepare(config, model=model, data=data, graph=stored, key=key, agreed=agreed, engine=ranks.engine)
+        given, owner = run.given(), ranks.engine
+        return prepare(config, model=model, data=data, graph=stored, key=key, agreed=agreed, given=given, engine=owner)
 
     return ranks.all_or_raise(prepare_again), run
 

@@ -1,7 +1,7 @@
 """Prepare a run: load, partition and check everything that a config names."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from pdsl import topology
 from pdsl.algorithms.base import charged_release
+from pdsl.algorithms.schedule import AUTO
 from pdsl.algorithms.trial import check_algorithm, check_name
 from pdsl.attacks import Attackers, draw_attackers
 from pdsl.config import MAY_CHANGE, Config
@@ -30,6 +31,7 @@ from pdsl.privacy.seal import (
 )
 from pdsl.tasks import CustomTask, Loss, Metric, Task, build_task, infer_kind
 from pdsl.topology import Graph, Schedule, describe_schedule
+from pdsl.training.learning_rate import resolve_learning_rate
 from pdsl.utils.errors import PdslError
 from pdsl.utils.inputs import Inputs
 from pdsl.utils.random import SecretStreams, Streams
@@ -55,6 +57,7 @@ class Experiment:
     labels: Tensor = field(repr=False)  # [M, classes] number of records per agent and class
     attackers: Attackers
     seal: RunSeal = field(repr=False)
+    given: Mapping[str, str] = field(default_factory=dict)  # settings that were chosen for this run, as they were given
 
     @property
     def sigma(self) -> list[float]:
@@ -135,6 +138,7 @@ class Experiment:
             },
             **({"names": list(names)} if (names := self.data.agent_names or g.names) else {}),
             **({"classes": list(self.data.class_names)} if self.data.class_names else {}),
+            "given": dict(self.given),
         }
 
 
@@ -148,12 +152,13 @@ def prepare(
     metric: Metric | None = None,
     key: bytes | None = None,
     agreed: list[Mechanism] | None = None,
+    given: Mapping[str, str] | None = None,
     engine: Callable[[Graph], Engine] = LocalEngine,
 ) -> Experiment:
     """Load, partition and check everything that `config` names, or use the objects given instead.
 
-    The process keeps the records of the agents that its engine owns. A resumed run passes its secret `key` and the
-    mechanisms `agreed` on when it started.
+    The process keeps the records of the agents that its engine owns. A resumed run passes its secret `key`, the
+    mechanisms `agreed` on when it started, and the settings `given` as "auto" then, which its config has as numbers.
     """
     check_name(config.algorithm)
     check_device(config.engine.device)
@@ -165,8 +170,8 @@ def prepare(
         ("data", data, config.data.name),
         ("model", model, config.model.name),
     )
-    for name, given, setting in objects:
-        if setting == "python" and given is None:
+    for name, passed, setting in objects:
+        if setting == "python" and passed is None:
             raise PdslError(
                 f"this run's {name} was an object given in Python, which a config cannot name; use pdsl.train"
             )
@@ -190,11 +195,13 @@ def prepare(
     sizes = [len(part) for part in parts]
     batches = Batches(sizes, config.batch, streams, public_records(config.batch, data.published, sizes, private))
     releases = _releases(config, graph)
-    check_algorithm(config.algorithm, graph, network, validation, releases)
     if agreed is None:
         agreed = mechanisms(
             config.privacy, graph, batches, releases, config.rounds, config.share_floor, network.num_parameters
         )
+    given = given_settings(config) if given is None else given
+    config = resolve_learning_rate(config, graph, network, validation[0], agreed)
+    check_algorithm(config.algorithm, graph, network, validation, releases)
     attackers = draw_attackers(config.attack, agents, streams)
     owner = engine(graph)
     labels = label_counts(parts, data.y, data.classes)
@@ -220,6 +227,7 @@ def prepare(
         labels=labels,
         attackers=attackers,
         seal=seal,
+        given=given,
     )
 
 
@@ -245,6 +253,11 @@ def build_network(
     network.check(inputs, targets)
     config.algorithm.check_task(task)
     return network
+
+
+def given_settings(config: Config) -> dict[str, str]:
+    """Settings given as "auto" that an experiment's config has as numbers."""
+    return {"algorithm.learning_rate": AUTO} if config.algorithm.learning_rate == AUTO else {}
 
 
 def make_seal(

@@ -1,0 +1,92 @@
+"""The rule of `learning_rate = "auto"`: a learning rate from noise, batch, rounds and model, all of them public."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pdsl.algorithms.schedule import AUTO, learning_rates
+from pdsl.config import Config
+from pdsl.models.network import Network
+from pdsl.privacy import Mechanism
+from pdsl.tasks import MultiClass, Regression, Task
+from pdsl.topology import Graph
+from pdsl.utils.inputs import Inputs
+
+MAX_SHIFT = 2.75  # logits by which the noise of a whole run may move an output, or the difference of two scores
+MAX_REGRESSION_SHIFT = 0.35  # standard deviations of the targets
+NOISELESS = 8.0  # γ without noise, for a base rate of 1 and in units of the model's scale
+DIGITS = 2  # significant digits of the result, so that it is the same on all machines
+PROBES, PROBE_RECORDS = 4, 200  # random directions, and records of the public set
+MIN_SCALE, MAX_SCALE = 1e-6, 1.0
+
+
+def resolve_learning_rate(
+    config: Config, graph: Graph, network: Network, inputs: Inputs, mechanisms: Sequence[Mechanism] | None
+) -> Config:
+    """The config with a number for `learning_rate = "auto"`; `inputs`: those of the public set."""
+    algorithm = config.algorithm
+    if algorithm.learning_rate != AUTO:
+        return config
+    factors = learning_rates(1.0, algorithm.schedule, config.rounds)
+    noise, steps = noise_per_step(mechanisms)
+    walk = algorithm.noise_gain(graph) * noise * math.sqrt(steps * math.fsum(f * f for f in factors))
+    rate = auto_learning_rate(
+        model_scale(network, inputs), walk, algorithm.base_rate, max_grad_norm=config.privacy.max_grad_norm
+    )
+    return config.model_copy(update={"algorithm": algorithm.model_copy(update={"learning_rate": rate})})
+
+
+def auto_learning_rate(scale: float, walk: float, base_rate: float, max_grad_norm: float) -> float:
+    """γ = s / √((C/(8b))² + n²), to two digits: the largest step whose noise the model can bear.
+
+    The noise of a run is a random walk of the mean model. Each local step adds γ·a·σ per parameter, so in the end it is
+    γ·n with n = a·σ·√(K·Σf²): K local steps per round, f the schedule's factor of each round (for a constant rate
+    Σf² = T), σ the noise of the mean message (`noise_per_step`), a the algorithm's `noise_gain`. The best γ lets γ·n
+    reach a scale s that depends on the model alone (`model_scale`): this is the optimal step D/(√T·√(G² + σ²d)) of
+    noisy SGD for a distance D = s·√d to the optimum. Without noise, gradients clipped to C and the algorithm's
+    `base_rate` b set the step.
+    """
+    rate = scale / math.hypot(min(max_grad_norm, 1.0) / (base_rate * NOISELESS), walk)
+    return float(f"{rate:.{DIGITS}g}")
+
+
+def noise_per_step(mechanisms: Sequence[Mechanism] | None) -> tuple[float, int]:
+    """Standard deviation of the noise in the mean of all agents' local steps, and the number of local steps per round.
+
+    An agent's k messages on one batch have noise z·√k·Δ each; their mean has z·Δ, which is C·z/B with Poisson batches.
+    """
+    if not mechanisms:
+        return 0.0, 1
+    variance = math.fsum((m.noise_multiplier * m.sensitivity) ** 2 for m in mechanisms) / len(mechanisms)
+    return math.sqrt(variance / len(mechanisms)), max(m.steps for m in mechanisms)
+
+
+def model_scale(network: Network, inputs: Inputs) -> float:
+    """Noise per parameter that the model can bear: the s at which N(0, s²) moves outputs by MAX_SHIFT, over √layers.
+
+    It is measured at the initial model, on public inputs. Deeper models bear less than that, because training
+    increases the weights by which the noise of other layers is multiplied.
+    """
+    low, high = MIN_SCALE, MAX_SCALE
+    x, inputs, task = network.initial_parameters(), inputs[:PROBE_RECORDS].to(network.device), network.task
+    limit = MAX_REGRESSION_SHIFT if isinstance(task, Regression) else MAX_SHIFT
+    generator = torch.Generator().manual_seed(0)
+    directions = [torch.randn(len(x), generator=generator).to(x) for _ in range(PROBES)]
+    before = network.outputs(x, inputs)
+    while high / low > 1.001:
+        scale = math.sqrt(low * high)
+        shifts = [_square_shift(network.outputs(x + scale * n, inputs) - before, task) for n in directions]
+        low, high = (scale, high) if math.fsum(shifts) / PROBES <= limit**2 else (low, scale)
+    layers = sum(len(shape) > 1 for _, shape in network.shapes())
+    return low / math.sqrt(max(1, layers))
+
+
+def _square_shift(moved: Tensor, task: Task) -> float:
+    """Mean square of the change of an output [n, ...]; for scores of classes, of the difference of two of them."""
+    moved = moved.double().cpu().flatten(1)
+    if isinstance(task, MultiClass):
+        k = moved.shape[1]
+        moved = (moved - moved.mean(1, keepdim=True)) * math.sqrt(2 * k / (k - 1))
+    return float(moved.square().mean())
