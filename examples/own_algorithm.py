@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pydantic import Field
 from torch import Tensor
 
 import pdsl
@@ -16,8 +15,6 @@ class State:
 
 class DSGD(pdsl.Algorithm):
     name: ClassVar[str] = "my-dsgd"
-
-    learning_rate: float = Field(2.0, gt=0, description="γ")
 
     def init(self, x0: Tensor) -> State:
         return State(x0)

@@ -1,6 +1,7 @@
 """Every algorithm, as a user meets it: it trains, it is private within its budget, it is audited, cut and taken up."""
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import ClassVar
@@ -23,17 +24,17 @@ every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
 @cache
 def accuracy(name: str, times: float) -> float:
     """Mean over agents on digits, ring of 10, μ = 0.25, noise off, with so many times the default step."""
-    learning_rate = times * ALGORITHMS[name]().learning_rate  # type: ignore[attr-defined]
     values = {
         "rounds": ROUNDS,
         "evaluate_every": ROUNDS,
         "graph": {"kind": "ring", "agents": 10},
         "partition": {"kind": "dirichlet", "mu": 0.25},
-        "algorithm": {"name": name, "learning_rate": learning_rate},
+        "algorithm": {"name": name},
         "privacy": {"mode": "none"},
     }
     try:
-        *_, last = rounds(prepare(validate(values, "test")))
+        e = prepare(validate(values, "test"))
+        *_, last = rounds(replace(e, learning_rates=tuple(times * rate for rate in e.learning_rates)))
     except package.PdslError as e:
         assert "diverged" in str(e)
         return 0.0
@@ -72,7 +73,7 @@ def test_cut_and_taken_up_it_ends_as_if_never_cut(name: str, tmp_path: Path) -> 
     changed = ["algorithm.staleness=2"] if name == "dp-dpsgd" else []
     asked = [
         f"algorithm.name={name}", "privacy.noise_multiplier=1", "graph.agents=5", "model.name=softmax",
-        "data.validation=40", "batch.size=16", *changed,
+        "data.validation=40", "batch.size=16", "algorithm.learning_rate=0.5", *changed,
     ]  # fmt: skip
     assert pdsl("run", "--json", "--out", tmp_path / "whole", *settings("rounds=5", *asked)).code == 0
     assert pdsl("run", "--json", "--out", tmp_path / "cut", *settings("rounds=2", *asked)).code == 0

@@ -27,7 +27,7 @@ def experiment(**sections: dict[str, object]) -> Experiment:
         "seed": 3,
         "model": {"channels": [3, 4]},
         "batch": {"size": 24},
-        "algorithm": {"gossip_steps": 1},
+        "algorithm": {"gossip_steps": 1, "learning_rate": 1.0},
         "privacy": {"mode": "noise", "sigma": 0.02},
         "shapley": {
             "estimator": "exact",

@@ -105,6 +105,8 @@ def run(
     `noise_multiplier` is only what the algorithm hears: x0 may hold the noise already.
     """
     states, facts = [algorithm.init(x0)], []
+    if algorithm.learning_rate == "auto":  # for a model and its noise; there are none here
+        algorithm = algorithm.model_copy(update={"learning_rate": algorithm.base_rate})
     rates = algorithm.learning_rates(T)
     with Workers(1) as workers:
         r = Round(

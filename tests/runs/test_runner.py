@@ -77,9 +77,9 @@ def test_what_a_run_leaves_behind(finished: Path) -> None:
     assert sorted(file.name for file in (finished / "checkpoint").iterdir()) == [
         f"round-{t:06d}.safetensors" for t in (T - 1, T)
     ]
-    config = load(finished / "config.toml")
-    assert config == load(None, [*SMALL, f"rounds={T}"])
-    assert json.loads((finished / "setup.json").read_text()) == prepare(config).metadata()
+    experiment = prepare(load(None, [*SMALL, f"rounds={T}"]))
+    assert load(finished / "config.toml") == experiment.config
+    assert json.loads((finished / "setup.json").read_text()) == experiment.metadata()
 
 
 def test_the_saved_model_has_the_accuracy_of_the_summary(finished: Path) -> None:

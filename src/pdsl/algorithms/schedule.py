@@ -80,6 +80,8 @@ def schedule_factor(s: ScheduleSettings, t: int, rounds: int) -> float:
 
 
 def _import_function(path: str) -> RateFunction:
+    if path == AUTO:
+        raise PdslError(f"{WHERE}=auto is resolved when a run is prepared; give a number here")
     if path == PYTHON:
         raise PdslError(
             "this run's learning rate was a function given in Python, which a config cannot name; use pdsl.train"

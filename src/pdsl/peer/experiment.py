@@ -144,7 +144,7 @@ def build_experiment(
     data = Data("private data", records.x, records.y, *held_out, plan.task.classes, None, q)
     planned = agreed_mechanisms(plan)
     given = given_settings(config)
-    config = resolve_learning_rate(config, graph, network, validation.x, planned)
+    config = resolve_learning_rate(config, graph, network, (validation.x, validation.y), planned)
     agreed = [mechanism if i == me else m for i, m in enumerate(planned)]
     secret = SecretStreams(config.seed, key)
     rates = config.algorithm.learning_rates(config.rounds)

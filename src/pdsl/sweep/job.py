@@ -167,7 +167,8 @@ def _read_score(file: Path) -> Score | None:
 
 def _check_settings(path: Path, config: Config) -> None:
     """Refuse a run that was started with other settings, or before one of the settings existed."""
-    stored, wanted = (flat(values) for values in (RunDirectory.open(path).config(), config.as_dict()))
+    run = RunDirectory.open(path)
+    stored, wanted = flat(run.config()) | run.given(), flat(config.as_dict())
     for key in stored | wanted:
         if wanted.get(key) != stored.get(key):
             was, is_now = (values.get(key, "not set") for values in (stored, wanted))

@@ -200,7 +200,7 @@ def prepare(
             config.privacy, graph, batches, releases, config.rounds, config.share_floor, network.num_parameters
         )
     given = given_settings(config) if given is None else given
-    config = resolve_learning_rate(config, graph, network, validation[0], agreed)
+    config = resolve_learning_rate(config, graph, network, validation, agreed)
     check_algorithm(config.algorithm, graph, network, validation, releases)
     attackers = draw_attackers(config.attack, agents, streams)
     owner = engine(graph)

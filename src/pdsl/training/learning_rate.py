@@ -23,9 +23,13 @@ MIN_SCALE, MAX_SCALE = 1e-6, 1.0
 
 
 def resolve_learning_rate(
-    config: Config, graph: Graph, network: Network, inputs: Inputs, mechanisms: Sequence[Mechanism] | None
+    config: Config,
+    graph: Graph,
+    network: Network,
+    public: tuple[Inputs, Tensor],
+    mechanisms: Sequence[Mechanism] | None,
 ) -> Config:
-    """The config with a number for `learning_rate = "auto"`; `inputs`: those of the public set."""
+    """The config with a number for `learning_rate = "auto"`; `public`: the public set."""
     algorithm = config.algorithm
     if algorithm.learning_rate != AUTO:
         return config
@@ -33,7 +37,7 @@ def resolve_learning_rate(
     noise, steps = noise_per_step(mechanisms)
     walk = algorithm.noise_gain(graph) * noise * math.sqrt(steps * math.fsum(f * f for f in factors))
     rate = auto_learning_rate(
-        model_scale(network, inputs), walk, algorithm.base_rate, max_grad_norm=config.privacy.max_grad_norm
+        model_scale(network, public), walk, algorithm.base_rate, max_grad_norm=config.privacy.max_grad_norm
     )
     return config.model_copy(update={"algorithm": algorithm.model_copy(update={"learning_rate": rate})})
 
@@ -63,15 +67,17 @@ def noise_per_step(mechanisms: Sequence[Mechanism] | None) -> tuple[float, int]:
     return math.sqrt(variance / len(mechanisms)), max(m.steps for m in mechanisms)
 
 
-def model_scale(network: Network, inputs: Inputs) -> float:
+def model_scale(network: Network, public: tuple[Inputs, Tensor]) -> float:
     """Noise per parameter that the model can bear: the s at which N(0, s²) moves outputs by MAX_SHIFT, over √layers.
 
-    It is measured at the initial model, on public inputs. Deeper models bear less than that, because training
+    It is measured at the initial model, on public records. Deeper models bear less than that, because training
     increases the weights by which the noise of other layers is multiplied.
     """
     low, high = MIN_SCALE, MAX_SCALE
-    x, inputs, task = network.initial_parameters(), inputs[:PROBE_RECORDS].to(network.device), network.task
-    limit = MAX_REGRESSION_SHIFT if isinstance(task, Regression) else MAX_SHIFT
+    x, inputs, task = network.initial_parameters(), public[0][:PROBE_RECORDS].to(network.device), network.task
+    limit = MAX_SHIFT
+    if isinstance(task, Regression):
+        limit = MAX_REGRESSION_SHIFT * (float(public[1].double().std()) if task.scale is None else 1.0)
     generator = torch.Generator().manual_seed(0)
     directions = [torch.randn(len(x), generator=generator).to(x) for _ in range(PROBES)]
     before = network.outputs(x, inputs)
