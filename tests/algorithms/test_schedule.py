@@ -31,7 +31,7 @@ from tests.helpers.refusals import refused
 from tests.oracles.quadratics import heterogeneous, mixing, polynomial, run, start
 
 M, D, T = 6, 5, 9
-GRAPH = topology.erdos_renyi(M, 0.5, Streams(2))
+GRAPH = topology.erdos_renyi(M, 0.5, 2)
 W = mixing(GRAPH)
 PROBLEM = heterogeneous(M, D, seed=2, jitter=0.5)
 X0 = start(M, D)
