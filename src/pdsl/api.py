@@ -9,9 +9,10 @@ from torch import nn
 from pdsl import topology
 from pdsl.algorithms import Algorithm
 from pdsl.config import Config, take_agents, validate
-from pdsl.data import from_python
+from pdsl.data import data_path, from_python
 from pdsl.runs.listeners import RunListener
 from pdsl.runs.result import Result
+from pdsl.settings import DataSettings
 from pdsl.topology import Graph
 from pdsl.training.evaluation import final_evaluation
 from pdsl.training.experiment import Experiment, prepare
@@ -46,12 +47,16 @@ def experiment(
     if algorithm is not None:
         values["algorithm"] = algorithm
     values["model"] = {"name": model if isinstance(model, str) else "python"}
-    values["data"] = {"name": data if isinstance(data, str) else "python"}
+    of_data = {name: values.pop(name) for name in DataSettings.model_fields if name in values}
+    values["data"] = {**(data_path(data) if isinstance(data, str) else {"name": "python"}), **of_data}
     config = validate(values, "settings")
     module = None if isinstance(model, str) else model
-    given_data = None if isinstance(data, str) else from_python(data, Streams(config.seed), config.data.test_fraction)
-    if given_data is not None and given_data.owner is not None:
-        config = take_agents(config, int(given_data.owner.max()) + 1)
+    private = config.privacy.randomness == "system" and config.privacy.mode != "none"
+    options = config.data.model_dump(exclude={"name"})
+    streams, kind = Streams(config.seed), config.task.kind
+    given_data = None if isinstance(data, str) else from_python(data, streams, task=kind, private=private, **options)
+    if given_data is not None:
+        config = take_agents(config, given_data.agents)
     return prepare(config, model=module, data=given_data, graph=given_graph)
 
 

@@ -42,15 +42,39 @@ def setting_names(section: type[Section], prefix: str = "") -> set[str]:
 
 
 class DataSettings(Section):
-    name: Literal["digits", "mnist", "fashion-mnist", "cifar10", "npz", "python"] = Field(
-        "digits", description="data set; npz: your own files at data.path; python: an object given to pdsl.train"
+    name: Literal["digits", "mnist", "fashion-mnist", "cifar10", "npz", "csv", "parquet", "python"] = Field(
+        "digits",
+        description="data set; npz, csv, parquet: your own files at data.path; python: an object given to pdsl.train",
     )
-    path: str | None = Field(None, description="for npz: one file with x and y, or a folder with one file per agent")
+    path: str | None = Field(None, description="for npz, csv and parquet: a file, or a folder with one file per agent")
+    test_path: str | None = Field(None, description="for csv and parquet: a file with test records")
+    target: str | tuple[str, ...] | None = Field(
+        None, description="tables and Hugging Face data: column of the target; several for several numbers or labels"
+    )
+    owner: str | None = Field(
+        None, description="tables and Hugging Face data: column with the agent that owns the record"
+    )
+    columns: tuple[str, ...] | None = Field(
+        None, description="tables and Hugging Face data: columns that are inputs; default: all others"
+    )
+    categories: dict[str, tuple[str | int, ...]] = Field(
+        {}, description="tables: possible values of columns of text, which become one column per value"
+    )
+    classes: int | tuple[str | int, ...] | None = Field(
+        None,
+        description="number of classes, or all labels in order; needed in a private run with other labels than 0, 1, …",
+    )
+    pixels: bool | None = Field(
+        None, description="bytes (uint8) are pixels and are divided by 255 (true), or integers (false)"
+    )
+    scale: Literal["none", "public"] | None = Field(
+        None, description="public: standardise inputs by mean and deviation of Q; default for tables, else none"
+    )
     validation: int | None = Field(
         None, ge=1, description="size of the public set Q; default 2000, or half of a test set smaller than 4000"
     )
     test_fraction: float = Field(
-        0.2, gt=0, lt=1, description="for npz without test data: fraction held out for testing"
+        0.2, gt=0, lt=1, description="your own data without test data: fraction held out for testing"
     )
 
 

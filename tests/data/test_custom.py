@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from pdsl.data import Data, from_python, load
 from pdsl.settings import DataSettings
+from pdsl.utils.inputs import Fields, same
 from pdsl.utils.random import Streams
 from tests.helpers.refusals import refused
 
@@ -49,13 +50,63 @@ def test_a_file_with_everything_is_taken_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16", ">i4", "uint64", "float16", ">f8", "bool"])
-def test_any_real_x_and_whole_y_are_converted(dtype: str, tmp_path: Path) -> None:
+def test_floats_become_float32_and_all_other_numbers_int64(dtype: str, tmp_path: Path) -> None:
     x, y = (X % 2).astype(dtype), (Y % 2).astype(dtype)
     data = load_npz(saved(tmp_path / "a.npz", x=x, y=y, x_test=x, y_test=y))
-    scale = 255 if dtype == "uint8" else 1
-    np.testing.assert_allclose(data.x.numpy() * scale, X % 2)
+    np.testing.assert_array_equal(data.x.numpy(), X % 2)
     assert data.y.tolist() == (Y % 2).tolist()
-    assert (data.x.dtype, data.y.dtype) == (torch.float32, torch.int64)
+    expected = torch.float32 if "f" in dtype else torch.int64
+    assert (data.x.dtype, data.y.dtype) == (expected, expected)
+    assert data.classes == (0 if "f" in dtype else 2)
+
+
+IMAGES = np.arange(N * 4, dtype=np.uint8).reshape(N, 2, 2)
+
+
+@pytest.mark.parametrize("images", [IMAGES, IMAGES[:, None]])
+def test_bytes_are_scaled_only_where_they_are_said_to_be_pixels(images: np.ndarray, tmp_path: Path) -> None:
+    with refused("mine.npz: x", "pixels=True", "pixels=False"):
+        load_npz(saved(tmp_path / "mine.npz", x=images, y=Y, x_test=images, y_test=Y))
+    integers = load_npz(tmp_path / "mine.npz", pixels=False)
+    assert integers.x.dtype == torch.int64
+    assert integers.scaling is None
+    for data in (
+        load_npz(tmp_path / "mine.npz", pixels=True),
+        load_npz(saved(tmp_path / "said.npz", x=images, y=Y, x_test=images, y_test=Y, pixels=True)),
+    ):
+        assert torch.equal(data.x, integers.x.float() / 255)
+        assert data.scaling is not None
+        assert torch.equal(data.scaling.apply(integers.x), data.x)
+    with refused("data.pixels", "no bytes"):
+        from_python((X, Y), Streams(0), pixels=True)
+
+
+def test_inputs_of_several_tensors_are_kept_by_name_or_by_place(tmp_path: Path) -> None:
+    ids, mask = np.arange(N * 3).reshape(N, 3), np.ones((N, 3), dtype=bool)
+    named = ({"ids": ids, "mask": mask}, Y)
+    npz = {"x.ids": ids, "x.mask": mask, "y": Y, "x_test.ids": ids, "x_test.mask": mask, "y_test": Y}
+    items = [({"ids": i, "mask": m}, int(label)) for i, m, label in zip(ids, mask, Y, strict=True)]
+    flat = [{"ids": i, "mask": m, "label": int(label)} for i, m, label in zip(ids, mask, Y, strict=True)]
+    for data in (
+        from_python((named, named), Streams(0)),
+        from_python((Items(*items), Items(*flat)), Streams(0)),
+        load_npz(saved(tmp_path / "a.npz", **npz)),
+    ):
+        assert isinstance(data.x, Fields)
+        assert data.x.names == ("ids", "mask")
+        assert [tensor.dtype for tensor in data.x.tensors] == [torch.int64] * 2
+        assert torch.equal(data.x.tensors[0], torch.tensor(ids))
+        assert same(data.x, data.test_x)
+    positional = from_python((((ids, X), Y), ((ids, X), Y)), Streams(0)).x
+    assert isinstance(positional, Fields)
+    assert positional.names is None
+    assert [tensor.dtype for tensor in positional.tensors] == [torch.int64, torch.float32]
+    with refused("19 and 20 records"):
+        from_python(((ids, X[:-1]), Y), Streams(0))
+    with refused("test data", "ids (3,) int64 and mask (3,) int64"):
+        from_python((named, (X, Y)), Streams(0))
+    with refused("x and x.ids"):
+        load_npz(saved(tmp_path / "b.npz", x=X, y=Y, **{"x.ids": ids}))
 
 
 @pytest.mark.parametrize("fraction", [0.2, 0.5])
@@ -142,8 +193,8 @@ def changed(array: np.ndarray, index: Any, value: Any) -> np.ndarray:
         ({"X": X, "y": Y}, ["unknown array X"]),
         ({"x": X, "y": Y, "x_test": X}, ["no array 'y_test'"]),
         ({"x": X, "y": Y, "y_validation": Y}, ["no array 'x_validation'"]),
-        ({"x": X, "y": Y[:-1]}, ["y has shape [19]", "20 records"]),
-        ({"x": X, "y": Y[:, None]}, ["y has shape [20, 1]"]),
+        ({"x": X, "y": Y[:-1]}, ["y has 19 records", "20 inputs"]),
+        ({"x": X, "y": np.stack([Y, Y], 1)}, ["y[2]", "task=regression"]),
         ({"x": X[:0], "y": Y[:0]}, ["x is empty"]),
         ({"x": X[:, :0], "y": Y}, ["x is empty"]),
         ({"x": X[:, 0], "y": Y}, ["x has shape [20]", "[records, 1]"]),
@@ -153,12 +204,11 @@ def changed(array: np.ndarray, index: Any, value: Any) -> np.ndarray:
         ({"x": X, "y": Y, "x_test": changed(X, (3, 0), np.nan), "y_test": Y}, ["x_test[3]"]),
         ({"x": X.astype(complex), "y": Y}, ["x has dtype complex128"]),
         ({"x": X.astype(str), "y": Y}, ["x has dtype"]),
-        ({"x": X, "y": Y.astype(str)}, ["y has dtype"]),
-        ({"x": X, "y": changed(Y, 4, -1)}, ["y[4] is -1"]),
-        ({"x": X, "y": changed(Y, 5, 0.5)}, ["y[5] is 0.5"]),
-        ({"x": X, "y": changed(Y, 6, np.nan)}, ["y[6] is nan"]),
-        ({"x": X, "y": changed(Y, 6, np.inf)}, ["y[6] is inf"]),
-        ({"x": X, "y": changed(Y, 6, 1e18)}, ["y[6] is 1e+18"]),
+        ({"x": X, "y": Y.astype(complex)}, ["y has dtype"]),
+        ({"x": X, "y": changed(Y, 4, -1).astype(int)}, ["y[4] is -1"]),
+        ({"x": X, "y": changed(Y, 6, np.nan)}, ["y[6]", "NaN"]),
+        ({"x": X, "y": changed(Y, 6, np.inf)}, ["y[6]", "inf"]),
+        ({"x": X, "y": changed(Y, 6, 1e18).astype(int)}, ["y[6] is 1000000000000000000"]),
         ({"x": X, "y": Y, "x_test": X[:, :2], "y_test": Y}, ["shape [2]", "[3]"]),
         ({"x": X, "y": Y, "agent": Y[:-1]}, ["agent has shape [19]", "20 records"]),
         ({"x": X, "y": Y, "agent": Y - 1}, ["agent[0] is -1"]),
@@ -237,6 +287,9 @@ DATASET = TensorDataset(*TENSORS)
         DATASET,
         Items(*zip(X, Y, strict=True)),
         Items(*zip(X, Y.tolist(), strict=True)),
+        (X.tolist(), Y.tolist()),
+        (X, Y.tolist()),
+        (X, Y[:, None]),
     ],
 )
 def test_python_data_of_any_form_are_the_same(train: Any) -> None:
@@ -256,6 +309,26 @@ def test_a_list_is_a_natural_partition() -> None:
     assert set(data.owner.tolist()) == {0, 1}
     assert sorted(numbers(data.x) + numbers(data.test_x)) == list(range(N))
     assert (torch.tensor(numbers(data.x)) >= 5).long().equal(data.owner)
+
+
+def test_names_of_agents_come_from_mappings_files_and_owners(tmp_path: Path) -> None:
+    parts = {"hospital-b": (X[:12], Y[:12]), "hospital-a": DATASET}
+    data = from_python((parts, (X, Y)), Streams(0))
+    assert data.agent_names == ("hospital-b", "hospital-a")  # in the order given
+    assert data.owner is not None
+    assert torch.bincount(data.owner).tolist() == [12, 20]
+    assert data.agents == 2
+    for name in ("bonn", "aachen", "test"):
+        saved(tmp_path / f"{name}.npz", x=X, y=Y)
+    assert load_npz(tmp_path).agent_names == ("aachen", "bonn")
+    owned = load_npz(saved(tmp_path / "all.npz", x=X, y=Y, agent=np.array(["x", "y"] * 10), x_test=X, y_test=Y))
+    assert owned.agent_names == ("x", "y")
+    assert owned.owner is not None
+    assert owned.owner.tolist() == [0, 1] * 10
+    numbered = load_npz(saved(tmp_path / "all.npz", x=X, y=Y, agent=np.arange(N) % 2 + 7, x_test=X, y_test=Y))
+    assert numbered.agent_names == ("7", "8")
+    pooled = from_python((X, Y), Streams(0))
+    assert (pooled.agents, pooled.agent_names) == (None, ())
 
 
 def test_lower_precision_tensors_are_taken() -> None:
@@ -287,23 +360,28 @@ class Endless(IterableDataset[Any]):
 @pytest.mark.parametrize(
     ("data", "parts"),
     [
-        (X, ["data: ndarray given"]),
+        (X, ["data: ndarray given", "(x, y)"]),
         ("mnist.npz", ["data: str given"]),
         ((X, Y, Y), ["data: tuple given"]),
-        ((X, Y.tolist()), ["data: y: list given"]),
-        ([X, Y], ["agent 0: ndarray given"]),
+        ([X, Y], ["agent 0: ndarray given", "a tuple (x, y)"]),
+        ({"a": X, "b": Y}, ["a: ndarray given"]),
+        ({"a": (X, Y)}, ["1 agents"]),
+        (DataLoader(DATASET), ["DataLoader", "loader.dataset"]),
+        ([DataLoader(DATASET)] * 2, ["agent 0", "loader.dataset"]),
+        (([[1.0], [2.0, 3.0]], [0, 1]), ["different lengths"]),
         ([(X, Y)], ["1 agents"]),
         ([], ["0 agents"]),
         ([(X, Y), (X[:, :2], Y)], ["agent 1", "shape [2]"]),
         ([(X, Y), (X, Y - 1)], ["agent 1", "y[0] is -1"]),
-        (((X, Y), (X, Y[:3])), ["test data: y has shape [3]"]),
+        (((X, Y), (X, Y[:3])), ["test data: y has 3 records"]),
         (Endless(), ["data: Endless given"]),
         (Items(), ["Dataset is empty"]),
         (Items((X[0], 1), X[0]), ["item 1", "(input, label)"]),
         (Items((X[0], 1), (X[0, :2], 1)), ["item 1 has shape [2]"]),
         (Items((X[0], 1), ("text", 1)), ["item 1", "str given"]),
-        (Items((X[0], 1), (X[0], [0, 1])), ["label of item 1", "shape [2]"]),
-        (Items((X[0], "cat"), (X[0], "dog")), ["y has dtype"]),
+        (Items((X[0], 1), (X[0], [0, 1])), ["y has int and list"]),
+        (Items((X[0], X[0], 1)), ["item 0", "((a, b), label)"]),
+        (Items({"ids": X[0], "kind": 1}), ["item 0 has no label", "target='...'", "ids, kind"]),
     ],
 )
 def test_wrong_python_data_are_refused(data: Any, parts: list[str]) -> None:

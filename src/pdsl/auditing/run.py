@@ -147,8 +147,10 @@ def import_objects(
         found["graph"] = topology.as_graph(given, int(stored.get("rounds", 1)))
     if data is not None:
         given = _import_instance(data, "--data")
-        fraction = stored.get("data", {}).get("test_fraction", 0.2)
-        found["data"] = from_python(given, Streams(stored.get("seed", 0)), fraction)
+        settings = {**stored.get("data", {})}
+        found["data"] = from_python(
+            given, Streams(stored.get("seed", 0)), task=stored.get("task", {}).get("kind", "auto"), **settings
+        )
     return found
 
 

@@ -116,7 +116,8 @@ def _interleave(gradients: Sequence[RecordedGradient]) -> list[RecordedGradient]
 def _expected(e: Experiment, local: LocalGradients, recorded: RecordedGradient, batch: Tensor) -> Tensor:
     """Clipped gradient by `reference`."""
     agent = recorded.agent
-    inputs, targets = channels_last(local.inputs[agent][batch]), local.labels[agent][batch]
+    inputs = channels_last(local.read(agent, batch, recorded.round, recorded.step))
+    targets = local.labels[agent][batch]
     if recorded.teacher is not None and len(batch):
         targets = reference.distillation_targets(e.network, recorded.teacher, inputs, targets)
     C = e.config.privacy.max_grad_norm

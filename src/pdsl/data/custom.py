@@ -1,152 +1,166 @@
-"""Custom data, from .npz files or from Python.
-
-A file has arrays x [n, ...] and y [n]. Optional arrays are x_test and y_test, x_validation and y_validation (a public
-set Q), and agent [n], the owner of each record. A folder has one file with x and y per agent, in the order of their
-names, and optionally test.npz and validation.npz. Values of x are not scaled, except that bytes are divided by 255.
-"""
+"""Custom data from Python: tensors, arrays, tables, torch and Hugging Face data sets, pooled or one per agent."""
 
 import hashlib
-import zipfile
-import zlib
-from collections.abc import Collection
-from pathlib import Path
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from pdsl.data import huggingface, tables
 from pdsl.data.datasets import Data
+from pdsl.data.items import Items, from_items
+from pdsl.data.scaling import pixel_scaling
+from pdsl.data.targets import convert_targets
 from pdsl.data.validation import (
-    Array,
     Records,
+    Source,
     as_array,
     check_classes,
-    check_owner,
-    check_records,
+    check_parts,
     check_shapes,
-    join,
+    convert_inputs,
+    convert_owner,
+    join_inputs,
     row_bytes,
+    to_floats,
+    to_integers,
 )
 from pdsl.settings import DataSettings
 from pdsl.utils.errors import PdslError
+from pdsl.utils.inputs import AugmentedFields, Fields, Inputs, fixed_reading
 from pdsl.utils.random import Streams
 
-
-def load_npz(settings: DataSettings, streams: Streams, agents: int | None = None) -> Data:
-    """Load the file or folder at `data.path`; a folder must have one file for each of `agents`, if that is given."""
-    if settings.path is None:
-        raise PdslError("data.path: not set, but data.name is npz; give a .npz file or a folder with one per agent")
-    path = Path(settings.path).expanduser()
-    if not path.exists():
-        raise PdslError(f"data.path: there is no {path}; give a .npz file or a folder with one per agent")
-    if path.is_dir():
-        return _load_folder(path, settings, streams, agents)
-    arrays = _read(path, {"x", "y", "x_test", "y_test", "x_validation", "y_validation", "agent"})
-    train = _named_records(arrays, "", path)
-    test, validation = (
-        _named_records(arrays, suffix, path) if {f"x{suffix}", f"y{suffix}"} & arrays.keys() else None
-        for suffix in ("_test", "_validation")
-    )
-    owner = check_owner(arrays["agent"], f"{path}: agent", len(train.y)) if "agent" in arrays else None
-    return _assemble(settings.name, train, owner, test, validation, settings.test_fraction, streams)
+HINT = (
+    "give (x, y) tensors or arrays, a Dataset with a length, a data frame or a Hugging Face Dataset, or a list or"
+    " mapping of these with one entry per agent"
+)
 
 
-def load_records(path: Path) -> Records:
-    """Load the records of one agent from a file with x and y."""
-    return _named_records(_read(_require_file(path), {"x", "y"}), "", path)
+def from_python(
+    data: object,
+    streams: Streams,
+    test_fraction: float = 0.2,
+    *,
+    task: str = "auto",
+    private: bool = False,
+    **settings: Any,
+) -> Data:
+    """Convert any supported Python object to Data.
 
-
-def load_public(path: Path) -> tuple[Records, Records]:
-    """Load the test set and Q from a file with x_test, y_test, x_validation and y_validation."""
-    arrays = _read(_require_file(path), {"x_test", "y_test", "x_validation", "y_validation"})
-    return _named_records(arrays, "_test", path), _named_records(arrays, "_validation", path)
-
-
-def _require_file(path: Path) -> Path:
-    if not path.is_file():
-        raise PdslError(f"there is no {path}; write it with numpy.savez")
-    return path
-
-
-def from_python(data: object, streams: Streams, test_fraction: float = 0.2) -> Data:
-    """Convert tensors, arrays or map-style Datasets of (input, label) items to Data.
-
-    `data` is (x, y), a Dataset, or a list of these with one item per agent (a natural partition). A tuple
-    (training data, test data) adds test data, which is (x, y) or a Dataset. A `Data` is checked and returned. Without
-    test data, test_fraction of the records is held out. A Dataset is read once, so a random transform is drawn once
-    per record.
+    Args:
+        data: (x, y), a data frame, a torch or Hugging Face data set, a Bunch of scikit-learn, or a list or mapping of
+            these with one entry per agent. (training data, test data) adds test data. A `Data` is checked and returned.
+        streams: the run's random streams, which decide on held-out records.
+        test_fraction: fraction of the records that is held out without test data.
+        task: kind of the task, by which targets are converted.
+        private: whether labels must not be taken from the records.
+        settings: those of `[data]`: target, owner, columns, categories, classes, pixels.
     """
     if isinstance(data, Data):
         return _check_data(data)
-    test = None
-    if isinstance(data, tuple) and len(data) == 2 and not isinstance(data[0], Tensor | np.ndarray):
-        data, second = data
-        test = _to_records(second, "test data")
-    if isinstance(data, list):
-        train, owner = join([_to_records(part, f"agent {agent}") for agent, part in enumerate(data)], "data")
+    options = DataSettings(**{**settings, "name": "python", "test_fraction": test_fraction})
+    train, test, validation = _split(data, options)
+    names: tuple[str, ...] = ()
+    parts: Source | list[Source]
+    if isinstance(train, Mapping) and not _is_records(train):
+        names = tuple(str(name) for name in train)
+        parts = [_read(part, str(name), options) for name, part in train.items()]
+    elif isinstance(train, list) and not _is_numbers(train):
+        parts = [_read(part, f"agent {agent}", options) for agent, part in enumerate(train)]
     else:
-        train, owner = _to_records(data, "data"), None
-    return _assemble("python", train, owner, test, None, test_fraction, streams)
-
-
-def _load_folder(folder: Path, settings: DataSettings, streams: Streams, agents: int | None) -> Data:
-    paths = {path.name: path for path in sorted(folder.glob("*.npz"))}
-    test, validation = (
-        _named_records(_read(path, {"x", "y"}), "", path) if (path := paths.pop(name, None)) else None
-        for name in ("test.npz", "validation.npz")
+        parts = _read(train, "data", options)
+    if isinstance(parts, list):
+        check_parts(parts, "data")
+        if options.owner is not None:
+            raise PdslError("owner: the data have one entry per agent already; leave owner out")
+    elif options.owner is not None and parts.owner is None:
+        raise PdslError("owner names a column of a table; give a list or mapping with one entry per agent")
+    options = public_options(options, parts[0] if isinstance(parts, list) else parts)
+    rest = (
+        None if test is None else _read(test, "test data", options),
+        None if validation is None else _read(validation, "validation data", options),
     )
-    train, owner = join([_named_records(_read(path, {"x", "y"}), "", path) for path in paths.values()], str(folder))
-    if agents is not None and len(paths) != agents:
-        raise PdslError(
-            f"graph.agents: {agents}, but {folder} has files of {len(paths)} agents (*.npz without test.npz and"
-            f" validation.npz); try graph.agents={len(paths)}, or add or remove files"
-        )
-    return _assemble(settings.name, train, owner, test, validation, settings.test_fraction, streams)
+    return assemble("python", parts, rest, options, streams, task, private, names)
 
 
-def _check_data(data: Data) -> Data:
-    """Apply the checks of custom data to a Data that the user built."""
-    train = check_records(data.x, data.y, "data", ("x", "y"))
-    test = check_records(data.test_x, data.test_y, "data", ("test_x", "test_y"))
-    owner = None if data.owner is None else check_owner(data.owner, "data: owner", len(train.y))
-    parts, q = [train, test], None
-    if data.validation is not None:
-        validation = check_records(*data.validation, "data.validation", ("x", "y"))
-        parts, q = [*parts, validation], (validation.x, validation.y)
-    check_shapes(parts)
-    check_classes(parts, data.classes)
-    return Data(data.name, train.x, train.y, test.x, test.y, data.classes, owner, q, data.note)
+def public_options(settings: DataSettings, train: Source) -> DataSettings:
+    """Settings to read test and validation data: they have the columns of the training table, and no owner."""
+    return settings.model_copy(update={"columns": train.columns or settings.columns, "owner": None})
 
 
-def _assemble(
+def assemble(
     name: str,
-    train: Records,
-    owner: Tensor | None,
-    test: Records | None,
-    validation: Records | None,
-    test_fraction: float,
+    train: Source | list[Source],
+    rest: tuple[Source | None, Source | None],
+    settings: DataSettings,
     streams: Streams,
+    task: str,
+    private: bool,
+    names: tuple[str, ...] = (),
 ) -> Data:
-    """Build a Data from checked records; without test data, hold out some training records."""
-    given = [part for part in (train, test, validation) if part is not None]
-    check_shapes(given)
-    classes = 1 + max(int(part.y.max()) for part in given)
-    q = None if validation is None else (validation.x, validation.y)
-    if test is not None:
-        return Data(name, train.x, train.y, test.x, test.y, classes, owner, q)
-    held = _hold_out(train, owner, test_fraction, streams)
-    kept_owner = None if owner is None else owner[~held]
+    """Build a Data from converted records: a pooled source, or one per agent, then (test, public validation).
+
+    Without test data, some training records are held out.
+    """
+    parts, (test, validation) = train if isinstance(train, list) else [train], rest
+    public = [part for part in (test, validation) if part is not None]
+    sources = [*parts, *public]
+    check_shapes(sources)
+    for source in sources:
+        _check_features(source, parts[0])
+    targets = convert_targets(sources, task, settings.classes, private)
+    x, owner = join_inputs(parts)
+    where = parts[0].where if len(parts) == 1 else "data"
+    y = torch.cat(targets.values[: len(parts)])
+    agent: Tensor | None = owner if isinstance(train, list) else None
+    if agent is None and parts[0].owner is not None:
+        agent, names = convert_owner(parts, f"{where}: {settings.owner or 'agent'}")
+    records = Records(x, y, where)
+    held = iter(targets.values[len(parts) :])
+    given = [None if part is None else (fixed_reading(part.x), next(held)) for part in (test, validation)]
+    data = Data(
+        name,
+        x,
+        y,
+        *(given[0] or (x, y)),
+        classes=targets.classes,
+        owner=agent,
+        validation=given[1],
+        note=targets.note,
+        agent_names=names,
+        class_names=targets.class_names,
+        features=parts[0].features,
+        scaling=pixel_scaling() if parts[0].pixels else None,
+    )
+    return data if test is not None else _hold_out(data, records, settings.test_fraction, streams)
+
+
+def _hold_out(data: Data, records: Records, fraction: float, streams: Streams) -> Data:
+    """Move some records from the training set to the test set."""
+    held = _choose_held_out(records, data.owner, fraction, streams)
     note = f"{int(held.sum())} of {len(held)} records were held out of training for testing, as no test data were given"
-    if q is None:
+    if data.validation is None:
         note += (
             "; the public set Q is drawn from them, so these records become public:"
             " if no record may be public, give public validation data"
         )
-    return Data(name, train.x[~held], train.y[~held], train.x[held], train.y[held], classes, kept_owner, q, note)
+    return replace(
+        data,
+        x=data.x[~held],
+        y=data.y[~held],
+        test_x=fixed_reading(data.x)[held],
+        test_y=data.y[held],
+        owner=None if data.owner is None else data.owner[~held],
+        note=note if data.note is None else f"{data.note}; {note}",
+    )
 
 
-def _hold_out(train: Records, owner: Tensor | None, fraction: float, streams: Streams) -> Tensor:  # [n] bool
+def _choose_held_out(train: Records, owner: Tensor | None, fraction: float, streams: Streams) -> Tensor:  # [n] bool
     """Choose the test records by a coin per record that depends only on the seed and on the record itself.
 
     So adding or removing a record moves no other record between training and test set.
@@ -154,68 +168,152 @@ def _hold_out(train: Records, owner: Tensor | None, fraction: float, streams: St
     key = f"held-out/{streams.seed}".encode()
     coins = [hashlib.blake2b(row, key=key, digest_size=8).digest() for row in row_bytes(train.x, train.y)]
     held = torch.tensor([int.from_bytes(coin, "big") < fraction * 2**64 for coin in coins])
-    local = torch.zeros_like(train.y) if owner is None else owner
+    local = torch.zeros(len(train.y), dtype=torch.int64) if owner is None else owner
     emptied = set(local[held].tolist()) - set(local[~held].tolist())
     if not held.any() or emptied:
         raise PdslError(f"{train.where}: too few records to split into training and test records; give test data")
     return held
 
 
-def _read(path: Path, known: set[str]) -> dict[str, Array]:
-    """Read the arrays of an .npz file. Pickled objects are refused, because loading one can run any code."""
-    if not zipfile.is_zipfile(path):
-        raise PdslError(f"{path}: not an .npz file, or cut off; write it with numpy.savez(path, x=..., y=...)")
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise PdslError(f"{path}: cannot be read ({reason}); save plain numbers with numpy.savez") from error
-    if unknown := arrays.keys() - known:
+def _split(data: object, settings: DataSettings) -> tuple[object, object | None, object | None]:
+    """Training data, test data and public validation data."""
+    if huggingface.is_dataset_dict(data):
+        return huggingface.splits(data)
+    if isinstance(data, tuple) and len(data) == 2 and not _is_pair(data, settings):
+        return data[0], data[1], None
+    return data, None, None
+
+
+def _is_pair(data: tuple[object, ...], settings: DataSettings) -> bool:
+    """Whether a tuple of two is (inputs, targets), not (training data, test data)."""
+    first, second = data
+    if _is_frame(first) and _is_frame(second):
+        return settings.target is None
+    if _is_frame(second) and isinstance(first, Mapping | list):
+        return False
+    if isinstance(second, tuple | Mapping | Dataset) or huggingface.is_dataset(second):
+        return False
+    return not isinstance(first, Dataset | Data) and not huggingface.is_dataset(first)
+
+
+def _is_records(value: Mapping[Any, object]) -> bool:
+    """Whether a mapping is a Bunch of scikit-learn, with data and target."""
+    return "data" in value and "target" in value
+
+
+def _is_numbers(value: list[object]) -> bool:
+    """Whether a list is nested numbers, not a list of data sets."""
+    while value and isinstance(value[0], list):
+        value = value[0]
+    return bool(value) and isinstance(value[0], bool | int | float)
+
+
+def _is_frame(value: object) -> bool:
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(value, pandas.DataFrame)
+
+
+def _is_series(value: object) -> bool:
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(value, pandas.Series)
+
+
+def _read(data: object, where: str, settings: DataSettings) -> Source:
+    """Convert one data set."""
+    if isinstance(data, DataLoader):
+        raise PdslError(f"{where}: a DataLoader given; pass its dataset, loader.dataset: pdsl draws the batches")
+    if isinstance(data, IterableDataset) or huggingface.is_iterable_dataset(data):
         raise PdslError(
-            f"{path}: unknown array {_join_names(unknown)}; rename or remove it (known: {_join_names(known)})"
+            f"{where}: {type(data).__name__} given, which has no length; give a map-style Dataset, or (x, y)"
         )
-    return arrays
+    if huggingface.is_dataset(data):
+        return huggingface.from_dataset(data, where, settings)
+    if _is_frame(data):
+        frame: Any = data
+        return tables.from_frame(frame, where, settings)
+    if isinstance(data, Dataset) and hasattr(data, "__len__"):
+        items: Items = data
+        return from_items(items, where, settings)
+    if isinstance(data, Mapping) and _is_records(data):
+        return _from_bunch(data, where, settings)
+    if isinstance(data, tuple) and len(data) == 2:
+        return _from_pair(data[0], data[1], where, settings)
+    raise PdslError(f"{where}: {type(data).__name__} given; {_hint(data)}")
 
 
-def _named_records(arrays: dict[str, Array], suffix: str, path: Path) -> Records:
-    names = (f"x{suffix}", f"y{suffix}")
-    for name in names:
-        if name not in arrays:
-            raise PdslError(f"{path}: no array '{name}' (it has: {_join_names(arrays) or 'none'}); save both x and y")
-    return check_records(arrays[names[0]], arrays[names[1]], str(path), names)
+def _hint(data: object) -> str:
+    if isinstance(data, Tensor | np.ndarray):
+        return "give a tuple (x, y), and for one data set per agent a list of such tuples"
+    if isinstance(data, tuple):
+        return f"{len(data)} items: give (x, y), ((a, b), y) for several inputs, or ((x, y), (test_x, test_y))"
+    if hasattr(data, "load_partition"):
+        return "give its partitions: [federated.load_partition(i) for i in range(agents)]"
+    return HINT
 
 
-def _to_records(data: object, where: str) -> Records:
-    """Convert an (x, y) pair or a map-style Dataset to records."""
-    if isinstance(data, Dataset) and not isinstance(data, IterableDataset) and hasattr(data, "__len__"):
-        data = _stack_items(data, len(data), where)
-    if not (isinstance(data, tuple) and len(data) == 2):
-        raise PdslError(
-            f"{where}: {type(data).__name__} given; give (x, y) tensors or arrays, or a Dataset with a length,"
-            " and a list of those for one per agent"
-        )
-    return check_records(data[0], data[1], where, ("x", "y"))
+def _from_pair(x: object, y: object, where: str, settings: DataSettings) -> Source:
+    classes: tuple[object, ...] = ()
+    class_names: tuple[str, ...] = ()
+    if _is_series(y):
+        series: Any = y
+        y, classes = tables.series_values(series, where, "y"), tables.series_classes(series)
+    elif _is_frame(y):
+        frame: Any = y
+        class_names = tuple(str(column) for column in frame.columns) if len(frame.columns) > 1 else ()
+        y = np.stack([tables.series_values(frame[column], where, str(column)) for column in frame.columns], axis=1)
+    if _is_frame(x):
+        table: Any = x
+        values, features = tables.encode(table, where, settings)
+        source = Source(to_floats(values, f"{where}: x"), y, where, features=features)
+    else:
+        inputs, pixels = convert_inputs(x, f"{where}: x", settings.pixels)
+        source = Source(inputs, y, where, pixels=pixels)
+    return replace(source, classes=classes, class_names=class_names)
 
 
-def _stack_items(dataset: Dataset[object], n: int, where: str) -> tuple[Array, Array]:
-    """Stack the items of a Dataset into x and y."""
-    if n == 0:
-        raise PdslError(f"{where}: the Dataset is empty; give at least one record")
-    inputs, labels = [], []
-    for i in range(n):
-        item = dataset[i]
-        if not (isinstance(item, tuple | list) and len(item) == 2):
-            raise PdslError(f"{where}: item {i} of the Dataset is not (input, label); wrap it so that it is")
-        inputs.append(as_array(item[0], f"{where}: input of item {i}"))
-        labels.append(np.asarray(item[1]))
-        if inputs[i].shape != inputs[0].shape:
-            shapes = f"shape {list(inputs[i].shape)}, item 0 {list(inputs[0].shape)}"
-            raise PdslError(f"{where}: item {i} has {shapes}; bring all inputs to one shape")
-        if labels[i].shape != ():
-            raise PdslError(f"{where}: the label of item {i} has shape {list(labels[i].shape)}; give one number")
-    return np.stack(inputs), np.stack(labels)
+def _from_bunch(bunch: Mapping[Any, Any], where: str, settings: DataSettings) -> Source:
+    """A Bunch of scikit-learn: a table, with the names of features and classes."""
+    source = _from_pair(bunch["data"], bunch["target"], where, settings)
+    y = np.asarray(bunch["target"])
+    names = bunch.get("target_names")
+    features = source.features or tuple(str(name) for name in bunch.get("feature_names", ()))
+    if names is None or y.ndim != 1 or y.dtype.kind not in "iu":
+        return replace(source, features=features)
+    return replace(source, features=features, class_names=tuple(str(name) for name in names))
 
 
-def _join_names(names: Collection[str]) -> str:
-    return ", ".join(sorted(names))
+def _check_features(source: Source, first: Source) -> None:
+    if source.features != first.features:
+        other = sorted(set(source.features) ^ set(first.features)) or ["their order"]
+        raise PdslError(f"{source.where}: its columns differ from those of {first.where} ({other[0]}); make them equal")
+
+
+def _check_data(data: Data) -> Data:
+    """Apply the checks of custom data to a Data that the user built."""
+    train = _check_records(data.x, data.y, "data", ("x", "y"))
+    test = _check_records(data.test_x, data.test_y, "data", ("test_x", "test_y"))
+    owner = data.owner
+    if owner is not None:
+        source = Source(train.x, train.y, "data", owner=np.asarray(owner))
+        owner, _ = convert_owner([source], "data: owner")
+    parts, q = [train, test], None
+    if data.validation is not None:
+        validation = _check_records(*data.validation, "data.validation", ("x", "y"))
+        parts, q = [*parts, validation], (validation.x, validation.y)
+    check_shapes(parts)
+    if not train.y.is_floating_point():
+        check_classes(parts, data.classes if train.y.ndim == 1 else 2)
+    return replace(data, x=train.x, y=train.y, test_x=test.x, test_y=test.y, owner=owner, validation=q)
+
+
+def _check_records(x: Inputs, y: Tensor, where: str, names: tuple[str, str]) -> Records:
+    x_name, y_name = (f"{where}: {name}" for name in names)
+    inputs: object = x
+    if isinstance(x, Fields):
+        inputs = x.tensors if x.names is None else dict(zip(x.names, x.tensors, strict=True))
+    checked = convert_inputs(inputs, x_name).x
+    if len(y) != len(checked):
+        raise PdslError(f"{y_name} has {len(y)} records, but {x_name} has {len(checked)}; give one target each")
+    array = as_array(y, y_name)
+    targets = to_floats(array, y_name) if array.dtype.kind == "f" else to_integers(array, y_name)
+    return Records(x if isinstance(x, AugmentedFields) else checked, targets, where)

@@ -2,7 +2,7 @@
 
 import gzip
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pdsl.data import download
+from pdsl.data.scaling import Scaling, measure_scaling
 from pdsl.settings import DataSettings
 from pdsl.utils.errors import PdslError
 from pdsl.utils.inputs import Inputs
@@ -26,26 +27,38 @@ class Data:
     """Training records, and public test records."""
 
     name: str
-    x: Inputs  # [n, ...]
-    y: Tensor  # [n] int64 classes, [n, labels] int64, or float32 targets of regression
-    test_x: Inputs
-    test_y: Tensor
+    x: Inputs = field(repr=False)  # [n, ...]
+    y: Tensor = field(repr=False)  # [n] int64 classes, [n, labels] int64, or float32 targets of regression
+    test_x: Inputs = field(repr=False)
+    test_y: Tensor = field(repr=False)
     classes: int  # number of classes or labels; 0 if the targets are numbers
-    owner: Tensor | None = None  # [n] agent of each record, if the data has a natural partition
-    validation: tuple[Inputs, Tensor] | None = None  # a public set Q given with the data
+    owner: Tensor | None = field(default=None, repr=False)  # [n] agent of each record, if the data has them
+    validation: tuple[Inputs, Tensor] | None = field(default=None, repr=False)  # a public set Q given with the data
     note: str | None = None  # a warning for the user, printed in the run's summary
     published: int | None = None  # number of training records of a published data set; None if the number is private
     agent_names: tuple[str, ...] = ()  # in the order of agents; empty: agents have numbers
     class_names: tuple[str, ...] = ()  # in the order of classes or labels; empty: they have numbers
+    features: tuple[str, ...] = ()  # names of the inputs [n, features] of a table
+    scaling: Scaling | None = None  # constants by which raw inputs were scaled
+
+    @property
+    def agents(self) -> int | None:
+        """Number of agents that own the records; None if they are pooled."""
+        return None if self.owner is None else len(self.agent_names) or int(self.owner.max()) + 1
 
 
-def load(settings: DataSettings, streams: Streams, agents: int | None = None) -> Data:
-    """Load the data set of the settings; a folder with one file per agent must have `agents` files, if given."""
-    if settings.name == "npz":
-        from pdsl.data.custom import load_npz  # here, because `custom` imports Data
+def load(
+    settings: DataSettings, streams: Streams, agents: int | None = None, task: str = "auto", private: bool = False
+) -> Data:
+    """Load the data set of the settings; a folder with one file per agent must have `agents` files, if given.
 
-        return load_npz(settings, streams, agents)
-    return LOADERS[settings.name]()
+    `task` and `private` decide how the targets of custom data are converted; see `targets.convert_targets`.
+    """
+    if settings.name in LOADERS:
+        return LOADERS[settings.name]()
+    from pdsl.data.files import load_files  # here, because `files` imports Data
+
+    return load_files(settings, streams, agents, task, private)
 
 
 def split_public(data: Data, size: int | None, streams: Streams) -> tuple[tuple[Inputs, Tensor], tuple[Inputs, Tensor]]:
@@ -68,6 +81,34 @@ def split_public(data: Data, size: int | None, streams: Streams) -> tuple[tuple[
         )
     chosen = _choose(n, size, generator)
     return (data.test_x[chosen], data.test_y[chosen]), (data.test_x[~chosen], data.test_y[~chosen])
+
+
+Records = tuple[Inputs, Tensor]
+
+
+def standardise(data: Data, q: Records, test: Records, settings: DataSettings) -> tuple[Data, Records, Records]:
+    """Scale data, public set Q and test set by mean and deviation of Q, which costs no privacy.
+
+    This is the default for tables; `data.scale` changes it. Data that are standardised already are not changed.
+    """
+    published = data.published is not None
+    if published and settings.scale == "public":
+        raise PdslError(f"data.scale: {data.name} is scaled by published constants already; leave it out")
+    done = published or (data.scaling is not None and bool((data.scaling.deviation != 1).any()))
+    if done or (settings.scale or ("public" if data.features else "none")) == "none":
+        return data, q, test
+    white = 1.0 if data.scaling is None else data.scaling.white
+    scaling = measure_scaling(q[0], white)
+    again = replace(scaling, white=1.0)  # bytes are divided by 255 already
+
+    def scaled(x: Inputs) -> Inputs:
+        if not isinstance(x, Tensor):
+            raise PdslError("data.scale=public: the data set has random transforms; scale the inputs in them instead")
+        return again.apply(x)
+
+    given = None if data.validation is None else (scaled(data.validation[0]), data.validation[1])
+    data = replace(data, x=scaled(data.x), test_x=scaled(data.test_x), validation=given, scaling=scaling)
+    return data, (scaled(q[0]), q[1]), (scaled(test[0]), test[1])
 
 
 def parse_idx(content: bytes, where: str) -> Bytes:
@@ -105,9 +146,10 @@ def _load_digits() -> Data:
     for label in range(10):
         records = np.flatnonzero(labels == label)
         test[generator.choice(records, round(len(records) / 3), replace=False)] = True
-    x = _standardise(images.reshape(-1, 1, 8, 8), 16, [0.3053], [0.3760])
-    y = _to_labels(labels)
-    return Data("digits", x[~test], y[~test], x[test], y[test], classes=10, published=int((~test).sum()))
+    scaling = _scaling(16, [0.3053], [0.3760])
+    x, y = _to_floats(images.reshape(-1, 1, 8, 8), scaling), _to_labels(labels)
+    size = int((~test).sum())
+    return Data("digits", x[~test], y[~test], x[test], y[test], classes=10, published=size, scaling=scaling)
 
 
 def _read_digits() -> NDArray[np.int64]:  # [1797, 65]
@@ -135,29 +177,28 @@ def _load_idx(name: str, std: float) -> Data:
     Most of an image is black. With any other constant, most of a record's clipped gradient would be about the
     background.
     """
-    root = download.data_root()
+    root, scaling = download.data_root(), _scaling(255, [0.0], [std])
 
     def images_and_labels(part: str) -> tuple[Tensor, Tensor]:
         names = (f"{part}-images-idx3-ubyte.gz", f"{part}-labels-idx1-ubyte.gz")
         images, labels = (parse_idx(download.read(name, file, root), f"{name}: {file}") for file in names)
-        return _standardise(images[:, None], 255, [0.0], [std]), _to_labels(labels)
+        return _to_floats(images[:, None], scaling), _to_labels(labels)
 
-    return Data(name, *images_and_labels("train"), *images_and_labels("t10k"), classes=10, published=60_000)
+    train, test = images_and_labels("train"), images_and_labels("t10k")
+    return Data(name, *train, *test, classes=10, published=60_000, scaling=scaling)
 
 
 def _load_cifar10() -> Data:
-    root = download.data_root()
+    root, scaling = download.data_root(), _scaling(255, [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616])
 
     def images_and_labels(names: list[str]) -> tuple[Tensor, Tensor]:
         parts = [parse_cifar10(download.read("cifar10", file, root), f"cifar10: {file}") for file in names]
         images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        mean, std = [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]
-        return _standardise(images, 255, mean, std), _to_labels(labels)
+        return _to_floats(images, scaling), _to_labels(labels)
 
-    train = [f"data_batch_{k}.bin" for k in range(1, 6)]
-    return Data(
-        "cifar10", *images_and_labels(train), *images_and_labels(["test_batch.bin"]), classes=10, published=50_000
-    )
+    train = images_and_labels([f"data_batch_{k}.bin" for k in range(1, 6)])
+    test = images_and_labels(["test_batch.bin"])
+    return Data("cifar10", *train, *test, classes=10, published=50_000, scaling=scaling)
 
 
 # Means and standard deviations are published constants: computing them from the training records would leak them.
@@ -169,11 +210,15 @@ LOADERS: dict[str, Callable[[], Data]] = {
 }
 
 
-def _standardise(pixels: NDArray[np.number], white: int, mean: list[float], std: list[float]) -> Tensor:
-    """(pixel / white - mean) / std, per channel."""
-    x = torch.from_numpy(pixels.astype(np.float32))  # [n, channels, height, width]
+def _scaling(white: int, mean: list[float], std: list[float]) -> Scaling:
+    """Constants per channel."""
     per_channel = (-1, 1, 1)
-    return x.div_(white).sub_(torch.tensor(mean).view(per_channel)).div_(torch.tensor(std).view(per_channel))
+    return Scaling(torch.tensor(mean).view(per_channel), torch.tensor(std).view(per_channel), float(white))
+
+
+def _to_floats(pixels: NDArray[np.number], scaling: Scaling) -> Tensor:
+    x = torch.from_numpy(pixels.astype(np.float32))  # [n, channels, height, width]
+    return x.div_(scaling.white).sub_(scaling.mean).div_(scaling.deviation)
 
 
 def _to_labels(labels: NDArray[np.integer]) -> Tensor:

@@ -22,7 +22,8 @@ from torch.nn.functional import one_hot
 from pdsl.data.sampling import Batches
 from pdsl.gradients.per_example import LAYERS, Kernel
 from pdsl.models.network import Network
-from pdsl.utils.inputs import Inputs, channels_last, split
+from pdsl.utils.inputs import AugmentedFields, Inputs, channels_last, split
+from pdsl.utils.random import purpose
 from pdsl.utils.workers import Workers
 
 
@@ -106,7 +107,7 @@ class LocalGradients:
         def compute(row: int) -> Tensor:
             agent = int(agents[row])
             batch = self.batches.draw(agent, t, step)
-            inputs, targets = self.inputs[agent][batch], self.labels[agent][batch]
+            inputs, targets = self.read(agent, batch, t, step), self.labels[agent][batch]
             if teachers is not None and len(batch):
                 targets = distillation_targets(targets, self.kernel.outputs(self.network, teachers[row], inputs))
             return self.on(x[row], inputs, targets, self.batches.divisor(agent))
@@ -117,6 +118,14 @@ class LocalGradients:
         self.repeated.clear()
         self.repeated.update({key: g[key] for key, count in Counter(keys).items() if count > 1})
         return torch.stack([g[key] for key in keys])
+
+    def read(self, agent: int, batch: Tensor, t: int, step: int = 0) -> Inputs:
+        """Inputs of a batch. Random transforms of a record have a stream of its own, so records do not mix."""
+        own = self.inputs[agent]
+        if not isinstance(own, AugmentedFields):
+            return own[batch]
+        seeds = self.batches.streams.bits(purpose("augment", step), agent, t).read(len(own))
+        return own.at(batch, seeds[batch.numpy()])
 
     def on(self, x: Tensor, inputs: Inputs, labels: Tensor, divisor: float) -> Tensor:
         """Clipped gradient [d] of these records at the model x [d]."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pdsl.data import Batches, Data, label_counts
-from pdsl.data.custom import load_public, load_records
+from pdsl.data.files import load_public, load_records
 from pdsl.data.validation import Records, check_classes, check_shapes
 from pdsl.engine import Engine
 from pdsl.models.network import Network
@@ -25,6 +25,7 @@ from pdsl.training.experiment import Experiment, given_settings, make_seal
 from pdsl.training.learning_rate import resolve_learning_rate
 from pdsl.utils.errors import PdslError
 from pdsl.utils.format import format_epsilon
+from pdsl.utils.inputs import tensors_of
 from pdsl.utils.random import SecretStreams, Streams
 from pdsl.utils.types import JsonDict
 
@@ -34,7 +35,7 @@ def describe_task(path: Path, records: float, classes: int | None) -> TaskDescri
     test, validation = load_public(path)
     values = {
         "records": records,
-        "shape": tuple(test.x.shape[1:]),
+        "shape": _shape(test),
         **_describe_targets(test.y, validation.y, classes),
         "public": file_sha256(path),
     }
@@ -66,6 +67,10 @@ def _check_targets(parts: list[Records], task: TaskDescription) -> None:
         check_classes(parts, task.classes)
 
 
+def _shape(records: Records) -> tuple[int, ...]:
+    return tuple(tensors_of(records.x)[0].shape[1:])
+
+
 def file_sha256(path: Path) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -88,8 +93,8 @@ def load_data(own: Identity, plan: TrainingPlan) -> tuple[Records, Records, Reco
     if file_sha256(own.folder / PUBLIC) != plan.task.public:
         raise PdslError(f"{own.folder / PUBLIC} is not the public file of the plan; request it again")
     test, validation = load_public(own.folder / PUBLIC)
-    if tuple(records.x.shape[1:]) != plan.task.shape:
-        shape, planned = list(records.x.shape[1:]), list(plan.task.shape)
+    if _shape(records) != plan.task.shape:
+        shape, planned = list(_shape(records)), list(plan.task.shape)
         raise PdslError(
             f"{own.folder / DATA}: records have shape {shape}, but the plan requires {planned}; convert them"
         )

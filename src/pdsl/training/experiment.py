@@ -12,8 +12,8 @@ from pdsl.algorithms.base import charged_release
 from pdsl.algorithms.schedule import AUTO
 from pdsl.algorithms.trial import check_algorithm, check_name
 from pdsl.attacks import Attackers, draw_attackers
-from pdsl.config import MAY_CHANGE, Config
-from pdsl.data import Batches, Data, label_counts, load, partition, public_records, split_public
+from pdsl.config import MAY_CHANGE, Config, take_agents
+from pdsl.data import Batches, Data, label_counts, load, partition, public_records, split_public, standardise
 from pdsl.engine import Engine, LocalEngine
 from pdsl.models.network import Network
 from pdsl.models.zoo import build as build_model
@@ -175,8 +175,11 @@ def prepare(
             raise PdslError(
                 f"this run's {name} was an object given in Python, which a config cannot name; use pdsl.train"
             )
+    private = streams.secret and config.privacy.mode != "none"
+    asked = graph.agents if graph else config.graph.agents if "agents" in config.graph.model_fields_set else None
+    data = _match_names(data or load(config.data, streams, asked, config.task.kind, private), graph)
+    config = take_agents(config, data.agents)
     agents = graph.agents if graph else config.graph.agents
-    data = _match_names(data or load(config.data, streams, agents), graph)
     parts = partition(data.y, agents, config.partition, streams, data.owner)
     graph = graph or topology.build(
         config.graph, streams
@@ -184,14 +187,13 @@ def prepare(
     if isinstance(graph, Schedule):
         graph.at(config.rounds)  # refuses rounds for which there is no graph
     config.algorithm.check(graph.max_members)
-    validation, test = split_public(data, config.data.validation, streams)
+    data, validation, test = standardise(data, *split_public(data, config.data.validation, streams), config.data)
     network = build_network(config, data, validation, model, streams, loss, metric)
     if network.mixes_records and (config.privacy.mode != "none" or config.privacy.clipping == "per-sample"):
         raise PdslError(
             f"the model's {network.mixes_records} mixes records, so one record's gradient is not its own and cannot be"
             " clipped or kept private; use GroupNorm, or privacy.mode=none with privacy.clipping=batch"
         )
-    private = streams.secret and config.privacy.mode != "none"
     sizes = [len(part) for part in parts]
     batches = Batches(sizes, config.batch, streams, public_records(config.batch, data.published, sizes, private))
     releases = _releases(config, graph)
@@ -248,7 +250,8 @@ def build_network(
         kind = infer_kind(data.y, outputs)
     task = build_task(config.task, kind, data.classes, targets, data.class_names, loss, metric)
     if model is None:
-        model = build_model(config.model, data.name, inputs, task.outputs, streams)
+        name = data.name if data.published is not None else config.data.name  # a user's file may be called mnist.npz
+        model = build_model(config.model, name, inputs, task.outputs, streams)
     network = Network(model, device, task)
     network.check(inputs, targets)
     config.algorithm.check_task(task)

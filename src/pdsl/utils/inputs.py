@@ -1,9 +1,11 @@
 """Inputs of a model: one tensor with a row per record, or several tensors (`Fields`)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 
@@ -41,6 +43,52 @@ class Fields:
 
 
 Inputs: TypeAlias = Tensor | Fields
+FIXED = -1  # in `AugmentedFields.source`: the record has no random transform
+
+
+class RecordReader(Protocol):
+    """Read the inputs of one record of a data set, with all random generators started from a seed."""
+
+    def __call__(self, index: int, seed: int) -> tuple[Tensor, ...]: ...
+
+
+class AugmentedFields(Fields):
+    """Records with random transforms: `at` draws the transforms anew, all other uses see one fixed reading."""
+
+    def __init__(self, fixed: Inputs, readers: Sequence[RecordReader], source: Tensor, index: Tensor):
+        super().__init__(tensors_of(fixed), fixed.names if isinstance(fixed, Fields) else None)
+        self.fixed = fixed
+        self.readers = tuple(readers)
+        self.source = source  # [n] reader of each record, or FIXED
+        self.index = index  # [n] its place in the data set of that reader
+        self._last: tuple[bytes, Inputs] | None = None  # neighbours request gradients on the same batch
+
+    def __getitem__(self, index: "int | slice | Tensor") -> "AugmentedFields":
+        return AugmentedFields(self.fixed[index], self.readers, self.source[index], self.index[index])
+
+    def to(self, device: torch.device | str) -> "AugmentedFields":
+        return AugmentedFields(self.fixed.to(device), self.readers, self.source, self.index)
+
+    def at(self, batch: Tensor, seeds: NDArray[np.uint64]) -> Inputs:
+        """Read the records of a batch; the transforms of record b are a function of seeds[b] only."""
+        key = batch.numpy().tobytes() + seeds.tobytes()
+        last = self._last
+        if last is not None and last[0] == key:
+            return last[1]
+        columns = [tensor[batch].clone() for tensor in self.tensors]
+        for row, (place, seed) in enumerate(zip(batch.tolist(), seeds.tolist(), strict=True)):
+            if (source := int(self.source[place])) != FIXED:
+                record = self.readers[source](int(self.index[place]), seed)
+                for column, value in zip(columns, record, strict=True):
+                    column[row] = value.to(column.device)
+        read = Fields(columns, self.names) if isinstance(self.fixed, Fields) else columns[0]
+        self._last = key, read
+        return read
+
+
+def fixed_reading(inputs: Inputs) -> Inputs:
+    """The records themselves; those with random transforms as they were first read."""
+    return inputs.fixed if isinstance(inputs, AugmentedFields) else inputs
 
 
 def split(inputs: Inputs, size: int) -> list[Inputs]:
@@ -53,17 +101,35 @@ def tensors_of(inputs: Inputs) -> tuple[Tensor, ...]:
 
 
 def map_inputs(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
-    """Apply a function to each tensor of the inputs."""
+    """Apply a function to each tensor of the inputs; random transforms are fixed."""
+    inputs = fixed_reading(inputs)
     return inputs.map(function) if isinstance(inputs, Fields) else function(inputs)
 
 
 def concat(parts: Sequence[Inputs]) -> Inputs:
     """Concatenate records."""
+    if any(isinstance(part, AugmentedFields) for part in parts):
+        return _concat_augmented(parts)
     first = parts[0]
     if isinstance(first, Fields):
         columns = zip(*(tensors_of(part) for part in parts), strict=True)
         return Fields([torch.cat(column) for column in columns], first.names)
     return torch.cat([part for part in parts if isinstance(part, Tensor)])
+
+
+def _concat_augmented(parts: Sequence[Inputs]) -> Inputs:
+    readers: list[RecordReader] = []
+    sources, indices = [], []
+    for part in parts:
+        if isinstance(part, AugmentedFields):
+            sources.append(torch.where(part.source == FIXED, FIXED, part.source + len(readers)))
+            indices.append(part.index)
+            readers += part.readers
+        else:
+            sources.append(torch.full((len(part),), FIXED))
+            indices.append(torch.zeros(len(part), dtype=torch.int64))
+    fixed = concat([fixed_reading(part) for part in parts])
+    return AugmentedFields(fixed, readers, torch.cat(sources), torch.cat(indices))
 
 
 def same(a: Inputs, b: Inputs) -> bool:
