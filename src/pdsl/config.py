@@ -291,6 +291,14 @@ def describe(algorithm: type[Algorithm] = PDSL) -> Iterator[tuple[str, object, s
             yield name, default, field.description or ""
 
 
+def _assignment(key: str, value: object) -> str:
+    """A setting as TOML; a mapping is an inline table, because a table would end the section."""
+    if not isinstance(value, Mapping):
+        return tomli_w.dumps({key: value}).strip()
+    items = ", ".join(tomli_w.dumps({name: item}).strip() for name, item in value.items())
+    return f"{key} = {{ {items} }}"
+
+
 def commented_toml(config: Config) -> str:
     """Every setting as TOML with its help; a setting without a value is a comment."""
     values = config.as_dict()
@@ -302,6 +310,6 @@ def commented_toml(config: Config) -> str:
             lines += ["", f"[{head}]"]
             section = head
         inner = reduce(lambda nested, part: nested[part], head.split("."), values) if head else values
-        assignment = tomli_w.dumps({key: inner[key]}).strip() if key in inner else f"# {key} ="
+        assignment = _assignment(key, inner[key]) if key in inner else f"# {key} ="
         lines.append(f"{assignment}  # {text}")
     return "\n".join(lines).lstrip() + "\n"

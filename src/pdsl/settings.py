@@ -57,8 +57,8 @@ class DataSettings(Section):
     columns: tuple[str, ...] | None = Field(
         None, description="tables and Hugging Face data: columns that are inputs; default: all others"
     )
-    categories: dict[str, tuple[str | int, ...]] = Field(
-        {}, description="tables: possible values of columns of text, which become one column per value"
+    categories: dict[str, tuple[str | int, ...]] | None = Field(
+        None, description="tables: possible values of columns of text, which become one column per value"
     )
     classes: int | tuple[str | int, ...] | None = Field(
         None,

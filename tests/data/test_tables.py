@@ -11,7 +11,8 @@ import torch
 from sklearn.datasets import load_breast_cancer, load_diabetes
 from sklearn.preprocessing import StandardScaler
 
-from pdsl.config import validate
+from pdsl.config import commented_toml, validate
+from pdsl.config import load as load_config
 from pdsl.data import Data, Scaling, from_python, load, standardise
 from pdsl.settings import DataSettings
 from pdsl.training.experiment import Experiment, prepare
@@ -216,3 +217,13 @@ def test_owners_are_the_agents_unless_another_number_is_asked_for() -> None:
     assert e.metadata()["classes"] == ["ill", "well"]
     with refused("graph.agents: 4", "3 agents"):
         experiment(data, graph={"agents": 4})
+
+
+def test_settings_of_a_table_survive_toml(tmp_path: Path) -> None:
+    FRAME.to_csv(tmp_path / "all.csv", index=False)
+    text = "[data]\nname = 'csv'\npath = 'all.csv'\ntarget = 'diagnosis'\nclasses = ['ill', 'well']\n"
+    (tmp_path / "a.toml").write_text(text + "categories = { blood = ['0', 'A', 'AB', 'B'] }\n", encoding="utf-8")
+    config = load_config(tmp_path / "a.toml", ["data.owner=hospital"])
+    (tmp_path / "b.toml").write_text(commented_toml(config), encoding="utf-8")
+    assert load_config(tmp_path / "b.toml") == config
+    assert config.data.categories == {"blood": ("0", "A", "AB", "B")}

@@ -84,7 +84,7 @@ def encode(frame: "pandas.DataFrame", where: str, settings: DataSettings) -> tup
     _require(frame, columns, where)
     encoded, names = [], []
     for column in columns:
-        for name, values in _encode(frame[column], column, where, settings.categories.get(column)):
+        for name, values in _encode(frame[column], column, where, (settings.categories or {}).get(column)):
             names.append(name)
             encoded.append(values)
     return np.stack(encoded, axis=1), tuple(names)
