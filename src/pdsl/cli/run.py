@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pdsl.training.experiment import Experiment
     from pdsl.training.records import RoundRecord
 
+MAX_NAMES = 8  # agents named in the heading
+
 
 def run(
     config: Annotated[Path | None, typer.Argument(help="Settings as TOML; default: the built-in defaults.")] = None,
@@ -74,9 +76,11 @@ def run(
 
 def _heading(e: "Experiment") -> Text:
     sizes = sorted(e.batches.sizes)
+    known = e.data.agent_names
+    names = f" ({', '.join(known[:MAX_NAMES])}{', …' if len(known) > MAX_NAMES else ''})" if known else ""
     return Text.assemble(
         (e.config.algorithm.name, "bold"),
-        f" on {e.data.name}: {e.graph.describe()}\n"
+        f" on {e.data.name}: {e.graph.describe()}{names}\n"
         f"{sum(sizes):,} records ({sizes[0]:,} to {sizes[-1]:,} per agent), {e.network.num_parameters:,} parameters,"
         f" {len(e.validation[1]):,} public validation records, {len(e.test[1]):,} test records",
     )

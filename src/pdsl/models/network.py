@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pdsl.models.zoo import MIXES_RECORDS, AlignedLinear
 from pdsl.tasks import MultiClass, Task
 from pdsl.utils.errors import PdslError
-from pdsl.utils.inputs import Inputs, call, channels_last, describe_shape
+from pdsl.utils.inputs import Inputs, call, channels_last, describe_shape, tensors_of
 
 CLASSIFICATION = MultiClass()
 TRIED = 8  # public records on which model and loss are tried
@@ -168,7 +168,11 @@ class Network:
             out = self.outputs(self.initial_parameters(), inputs.to(self.device))
         except (RuntimeError, TypeError, ValueError, IndexError) as e:
             first_line = next(iter(str(e).splitlines()), type(e).__name__)
-            raise PdslError(f"the model does not accept records of shape {describe_shape(inputs)}: {first_line}") from e
+            integers = any(not tensor.is_floating_point() for tensor in tensors_of(inputs))
+            hint = "; integers stay integers: give floats, x.float(), if the model needs them" if integers else ""
+            raise PdslError(
+                f"the model does not accept records of shape {describe_shape(inputs)}: {first_line}{hint}"
+            ) from e
         if out.ndim == 0 or len(out) != len(inputs):
             raise PdslError(
                 f"the model returns an output of shape {list(out.shape)} for {len(inputs)} records; return a row per"

@@ -213,7 +213,7 @@ def _check_built_in(name: str, inputs: Inputs, outputs: int) -> torch.Size:
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         raise PdslError(
             f"model.name={name} takes one tensor of floats per record, not {describe_shape(inputs)};"
-            " give your own model"
+            " give floats, x.float(), or your own model"
         )
     if outputs == 0:
         raise PdslError(f"model.name={name} does not know how many outputs a custom loss needs; give your own model")
