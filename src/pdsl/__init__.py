@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pdsl import callbacks
     from pdsl.algorithms import (
         ALGORITHMS,
         CGA,
@@ -42,9 +43,11 @@ if TYPE_CHECKING:
     from pdsl.api import audit, rounds, train
     from pdsl.config import Config
     from pdsl.data import Data
+    from pdsl.options import binary, multiclass, multilabel, regression
     from pdsl.privacy import Release
-    from pdsl.runs.listeners import RunListener
-    from pdsl.runs.result import Result
+    from pdsl.runs.listeners import RunListener, StopTraining
+    from pdsl.runs.result import Result, RoundResult
+    from pdsl.saved import SavedRun, load
     from pdsl.settings import ShapleySettings as Shapley
     from pdsl.topology import (
         Graph,
@@ -67,8 +70,7 @@ if TYPE_CHECKING:
         star,
         torus,
     )
-    from pdsl.training.trainer import RoundResult
-    from pdsl.utils.errors import PdslError
+    from pdsl.utils.errors import PdslError, PrivacyWarning
 
 __version__ = "0.1.0"
 
@@ -88,11 +90,12 @@ _MODULES = {
     **dict.fromkeys(_TOPOLOGIES, "pdsl.topology"),
     "Config": "pdsl.config",
     "Data": "pdsl.data",
-    "PdslError": "pdsl.utils.errors",
+    **dict.fromkeys(("binary", "multiclass", "multilabel", "regression"), "pdsl.options"),
+    **dict.fromkeys(("PdslError", "PrivacyWarning"), "pdsl.utils.errors"),
+    **dict.fromkeys(("SavedRun", "load"), "pdsl.saved"),
+    **dict.fromkeys(("Result", "RoundResult"), "pdsl.runs.result"),
+    **dict.fromkeys(("RunListener", "StopTraining"), "pdsl.runs.listeners"),
     "Release": "pdsl.privacy",
-    "Result": "pdsl.runs.result",
-    "RoundResult": "pdsl.training.trainer",
-    "RunListener": "pdsl.runs.listeners",
     "Shapley": "pdsl.settings",
 }
 
@@ -122,18 +125,23 @@ __all__ = [
     "Muffliato",
     "NetFleet",
     "PdslError",
+    "PrivacyWarning",
     "QGDSGDm",
     "Release",
     "Result",
     "Round",
     "RoundResult",
     "RunListener",
+    "SavedRun",
     "Schedule",
     "Shapley",
     "SoftDSGD",
+    "StopTraining",
     "audit",
     "base_k",
+    "binary",
     "bipartite",
+    "callbacks",
     "complete_bipartite",
     "erdos_renyi",
     "exponential",
@@ -144,7 +152,11 @@ __all__ = [
     "grid",
     "k_regular",
     "line",
+    "load",
+    "multiclass",
+    "multilabel",
     "one_peer_exponential",
+    "regression",
     "ring",
     "rounds",
     "small_world",
@@ -155,6 +167,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "callbacks":
+        return importlib.import_module("pdsl.callbacks")
     if name not in _MODULES:
         raise AttributeError(f"module 'pdsl' has no attribute '{name}'")
     module = importlib.import_module(_MODULES[name])

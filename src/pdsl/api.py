@@ -1,24 +1,55 @@
-"""The Python API: train a model on data over a graph, in one call or round by round."""
+"""The Python API: train a model on data over a graph, in one call or round by round, and load a run again."""
 
+import atexit
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Never, TypeAlias
+from weakref import WeakSet
 
+from rich.console import Console
 from torch import nn
 
 from pdsl import topology
 from pdsl.algorithms import Algorithm
 from pdsl.config import Config, take_agents, validate
 from pdsl.data import data_path, from_python
-from pdsl.runs.listeners import RunListener
-from pdsl.runs.result import Result
-from pdsl.settings import DataSettings
+from pdsl.options import (
+    AttackOptions,
+    BatchOptions,
+    EngineOptions,
+    GraphOptions,
+    ModelOptions,
+    PartitionOptions,
+    PrivacyOptions,
+    TaskOptions,
+)
+from pdsl.privacy.statement import SEEDED
+from pdsl.runs import runner
+from pdsl.runs.listeners import Listeners, Progress, RunListener
+from pdsl.runs.result import Result, RoundResult
+from pdsl.runs.runner import Objects
+from pdsl.settings import (
+    AttackSettings,
+    BatchSettings,
+    EngineSettings,
+    GraphSettings,
+    ModelSettings,
+    PartitionSettings,
+    PrivacySettings,
+    TaskSettings,
+)
+from pdsl.tasks import Loss, Metric
 from pdsl.topology import Graph
-from pdsl.training.evaluation import final_evaluation
 from pdsl.training.experiment import Experiment, prepare
-from pdsl.training.trainer import RoundResult
-from pdsl.training.trainer import rounds as _rounds
-from pdsl.utils.errors import PdslError
+from pdsl.training.records import RoundRecord
+from pdsl.training.trainer import rounds as run_rounds
+from pdsl.utils.errors import PdslError, PrivacyWarning
+from pdsl.utils.imports import import_path
 from pdsl.utils.random import Streams
 from pdsl.utils.types import JsonDict
 
@@ -27,101 +58,310 @@ if TYPE_CHECKING:
 
     from pdsl.auditing import AuditReport
 
-    AnyGraph: TypeAlias = Graph | networkx.Graph[Any]
-    GraphLike: TypeAlias = str | Mapping[str, Any] | AnyGraph | Sequence[AnyGraph] | Callable[[int], AnyGraph]
-
-
-def experiment(
-    model: nn.Module | str = "auto",
-    data: object = "digits",
-    *,
-    graph: "GraphLike | None" = None,
-    algorithm: Algorithm | str | Mapping[str, Any] | None = None,
-    **settings: Any,
-) -> Experiment:
-    """Check and prepare a run. `settings` are those of a config: rounds=100, seed=1, batch={"size": 64}, …"""
-    values: JsonDict = dict(settings)
-    if not isinstance(model, str | nn.Module):
-        raise PdslError(f"model: {model!r:.60} given; give a torch.nn.Module, not its class, or the name of a model")
-    given_graph = _graph(graph, values)
-    if algorithm is not None:
-        values["algorithm"] = algorithm
-    values["model"] = {"name": model if isinstance(model, str) else "python"}
-    of_data = {name: values.pop(name) for name in DataSettings.model_fields if name in values}
-    values["data"] = {**(data_path(data) if isinstance(data, str) else {"name": "python"}), **of_data}
-    config = validate(values, "settings")
-    module = None if isinstance(model, str) else model
-    private = config.privacy.randomness == "system" and config.privacy.mode != "none"
-    options = config.data.model_dump(exclude={"name"})
-    streams, kind = Streams(config.seed), config.task.kind
-    given_data = None if isinstance(data, str) else from_python(data, streams, task=kind, private=private, **options)
-    if given_data is not None:
-        config = take_agents(config, given_data.agents)
-    return prepare(config, model=module, data=given_data, graph=given_graph)
-
-
-def _graph(graph: "GraphLike | None", values: JsonDict) -> Graph | None:
-    """Put the settings of a graph into `values`; return the graph if it is an object."""
-    if graph is None:
-        return None
-    if isinstance(graph, str | Mapping):
-        values["graph"] = graph
-        return None
-    rounds = values.get("rounds", Config.model_fields["rounds"].default)
-    given = topology.as_graph(graph, rounds if isinstance(rounds, int) else 1)
-    named = given.settings
-    values["graph"] = {"kind": "python", "agents": given.agents} if named is None else named
-    return given
-
-
-def rounds(
-    model: nn.Module | str = "auto",
-    data: object = "digits",
-    *,
-    graph: "GraphLike | None" = None,
-    algorithm: Algorithm | str | Mapping[str, Any] | None = None,
-    **settings: Any,
-) -> Iterator[RoundResult]:
-    """`train` as an iterator that yields after every round, for a loop of your own."""
-    return _rounds(experiment(model, data, graph=graph, algorithm=algorithm, **settings))
+GivenModel: TypeAlias = nn.Module | str | ModelSettings | ModelOptions
+AnyGraph: TypeAlias = "Graph | networkx.Graph[Any]"
+GivenGraph: TypeAlias = (
+    "AnyGraph | Sequence[AnyGraph] | Callable[[int], AnyGraph] | str | GraphSettings | GraphOptions | None"
+)
+GivenAlgorithm: TypeAlias = Algorithm | str | Mapping[str, object] | None
+GivenTask: TypeAlias = TaskSettings | TaskOptions | str | None
 
 
 def train(
-    model: nn.Module | str = "auto",
+    model: GivenModel = "auto",
     data: object = "digits",
     *,
-    graph: "GraphLike | None" = None,
-    algorithm: Algorithm | str | Mapping[str, Any] | None = None,
-    listener: RunListener | None = None,
-    **settings: Any,
+    graph: GivenGraph = None,
+    algorithm: GivenAlgorithm = None,
+    task: GivenTask = None,
+    loss: Loss | None = None,
+    metric: Metric | None = None,
+    out: str | PathLike[str] | None = None,
+    callbacks: Sequence[RunListener] = (),
+    progress: bool | None = None,
+    rounds: int = 100,
+    seed: int = 0,
+    privacy: PrivacySettings | PrivacyOptions | None = None,
+    batch: BatchSettings | BatchOptions | None = None,
+    partition: PartitionSettings | PartitionOptions | None = None,
+    attack: AttackSettings | AttackOptions | None = None,
+    engine: EngineSettings | EngineOptions | None = None,
+    evaluate_every: int = 1,
+    checkpoint_every: int = 1,
+    ema_decay: float = 0.0,
+    target: str | Sequence[str] | None = None,
+    owner: str | None = None,
+    columns: Sequence[str] | None = None,
+    categories: Mapping[str, Sequence[str | int]] | None = None,
+    classes: int | Sequence[str | int] | None = None,
+    pixels: bool | None = None,
+    scale: Literal["none", "public"] | None = None,
+    validation: int | None = None,
+    test_fraction: float = 0.2,
+    **unknown: Never,
 ) -> Result:
     """Train one model over a graph of agents.
 
     Args:
-        model: a torch.nn.Module, or the name of a built-in model.
+        model: a torch.nn.Module, or the name of a built-in model, also as a mapping with its settings.
         data: the name of a dataset, (x, y), ((x, y), (test_x, test_y)), a torch Dataset, or a list of these with one
             entry per agent.
         graph: "ring", {"kind": "torus", "agents": 12}, pdsl.ring(10) or another topology, a networkx graph; for a graph
             that changes, a list of graphs, one per round and repeated, or a function of the round (from 1).
-        algorithm: for example pdsl.PDSL(learning_rate=2.0), "muffliato" or {"name": "muffliato", "learning_rate": 2.0};
-            default PDSL.
-        listener: callbacks for the start, every round and the end.
-        settings: as in a config file; `pdsl config` lists them.
+        algorithm: "muffliato", {"name": "muffliato", "learning_rate": 1.0}, or pdsl.PDSL(learning_rate=2.0).
+        task: "regression", {"kind": "regression", "huber": 1.0}, or pdsl.regression(huber=1.0); default: by the
+            targets.
+        loss: your own loss, a function of (outputs, targets) with one number per record.
+        metric: one more metric, a function of (outputs, targets) with one number.
+        out: the run directory. The same call with the same directory resumes the run. Default: no files.
+        callbacks: see `pdsl.callbacks`.
+        progress: show the progress on stderr; default: in a terminal or a notebook.
+        rounds: rounds T.
+        seed: seed of partition, graph, initial model, batches, seeded noise and permutations.
+        privacy: budget, clipping and noise, for example {"target_epsilon": 4.0}.
+        batch: size and sampling of batches, for example {"size": 64}.
+        partition: how records without an owner are split across agents, for example {"kind": "iid"}.
+        attack: simulated attackers.
+        engine: device and number of workers.
+        evaluate_every: rounds between evaluations on the test set.
+        checkpoint_every: rounds between checkpoints.
+        ema_decay: EMA decay of the released models.
+        target: tables: column of the target.
+        owner: tables: column with the agent that owns a record.
+        columns: tables: columns that are inputs.
+        categories: tables: possible values of columns of text.
+        classes: number of classes, or all labels in order.
+        pixels: whether bytes are pixels, to be divided by 255.
+        scale: "public": standardise inputs by mean and deviation of the public set.
+        validation: size of the public set Q.
+        test_fraction: fraction held out for testing if there are no test data.
     """
-    e = experiment(model, data, graph=graph, algorithm=algorithm, **settings)
-    listener = listener or RunListener()
-    listener.on_start(e, None, [])
-    start = time.monotonic()
-    rows, result = [], None
-    for result in _rounds(e):
-        rows.append(result.row)
-        listener.on_round(result.row)
-    seconds = time.monotonic() - start
-    if result is None:
-        raise PdslError("privacy: not even one round fits the budget; raise target_epsilon or the noise")
-    finished = Result(e, rows, result.state, final_evaluation(e, result.state.x), seconds, result.ledger)
-    listener.on_end(finished.summary)
-    return finished
+    config, objects = configure(
+        model,
+        data,
+        graph=graph,
+        algorithm=algorithm,
+        task=task,
+        loss=loss,
+        metric=metric,
+        rounds=rounds,
+        seed=seed,
+        privacy=privacy,
+        batch=batch,
+        partition=partition,
+        attack=attack,
+        engine=engine,
+        evaluate_every=evaluate_every,
+        checkpoint_every=checkpoint_every,
+        ema_decay=ema_decay,
+        target=target,
+        owner=owner,
+        columns=columns,
+        categories=categories,
+        classes=classes,
+        pixels=pixels,
+        scale=scale,
+        validation=validation,
+        test_fraction=test_fraction,
+        **unknown,
+    )
+    if out is None:
+        experiment, directory = prepare(config, **objects), None
+    else:
+        experiment, directory = runner.open_run(config, Path(out), **objects)
+    warn(experiment)
+    with ExitStack() as stack:
+        listeners = list(callbacks)
+        if progress if progress is not None else _is_watched():
+            console = Console(stderr=True, markup=False, emoji=False, highlight=False)
+            listeners.append(stack.enter_context(Progress(console, config.rounds)))
+        if directory is None:
+            return runner.train_in_memory(experiment, Listeners(*listeners))
+        result = runner.complete(experiment, directory, Listeners(*listeners))
+        assert result is not None  # one process
+        return result
+
+
+def rounds(
+    model: GivenModel = "auto",
+    data: object = "digits",
+    *,
+    graph: GivenGraph = None,
+    algorithm: GivenAlgorithm = None,
+    task: GivenTask = None,
+    loss: Loss | None = None,
+    metric: Metric | None = None,
+    rounds: int = 100,
+    seed: int = 0,
+    privacy: PrivacySettings | PrivacyOptions | None = None,
+    batch: BatchSettings | BatchOptions | None = None,
+    partition: PartitionSettings | PartitionOptions | None = None,
+    attack: AttackSettings | AttackOptions | None = None,
+    engine: EngineSettings | EngineOptions | None = None,
+    evaluate_every: int = 1,
+    checkpoint_every: int = 1,
+    ema_decay: float = 0.0,
+    target: str | Sequence[str] | None = None,
+    owner: str | None = None,
+    columns: Sequence[str] | None = None,
+    categories: Mapping[str, Sequence[str | int]] | None = None,
+    classes: int | Sequence[str | int] | None = None,
+    pixels: bool | None = None,
+    scale: Literal["none", "public"] | None = None,
+    validation: int | None = None,
+    test_fraction: float = 0.2,
+    **unknown: Never,
+) -> Generator[RoundResult]:
+    """`train` as an iterator that yields after every round, for a loop of your own. The arguments are those of `train`.
+
+    Leave the loop at any round: `RoundResult.result()` is the result so far.
+    """
+    config, objects = configure(
+        model,
+        data,
+        graph=graph,
+        algorithm=algorithm,
+        task=task,
+        loss=loss,
+        metric=metric,
+        rounds=rounds,
+        seed=seed,
+        privacy=privacy,
+        batch=batch,
+        partition=partition,
+        attack=attack,
+        engine=engine,
+        evaluate_every=evaluate_every,
+        checkpoint_every=checkpoint_every,
+        ema_decay=ema_decay,
+        target=target,
+        owner=owner,
+        columns=columns,
+        categories=categories,
+        classes=classes,
+        pixels=pixels,
+        scale=scale,
+        validation=validation,
+        test_fraction=test_fraction,
+        **unknown,
+    )
+    experiment = prepare(config, **objects)
+    warn(experiment)
+    iterator = _iterate(experiment)
+    _unfinished.add(iterator)
+    return iterator
+
+
+def _iterate(e: Experiment) -> Generator[RoundResult]:
+    began = time.monotonic()
+    rows: list[RoundRecord] = []
+    for done in run_rounds(e):
+        rows = [*rows, done.row]
+        yield RoundResult(done.row, done.state, done.ledger, e, rows, time.monotonic() - began)
+
+
+_unfinished: WeakSet[Generator[RoundResult]] = WeakSet()
+
+
+@atexit.register
+def _close_unfinished() -> None:
+    """Close loops that were left, while threads and modules still exist."""
+    for iterator in list(_unfinished):
+        iterator.close()
+
+
+def configure(
+    model: GivenModel,
+    data: object,
+    *,
+    graph: GivenGraph = None,
+    algorithm: GivenAlgorithm = None,
+    task: GivenTask = None,
+    loss: Loss | None = None,
+    metric: Metric | None = None,
+    **settings: Any,
+) -> tuple[Config, Objects]:
+    """Settings as a checked config, and the objects that it cannot name."""
+    values: JsonDict = {name: value for name, value in settings.items() if value is not None}
+    of_data = {name: values.pop(name) for name in DATA_SETTINGS if name in values}
+    values["data"] = {**(data_path(data) if isinstance(data, str) else {"name": "python"}), **of_data}
+    values["model"] = _model_settings(model)
+    given_graph, values["graph"] = _graph(graph, settings["rounds"])
+    values["task"] = _task_settings(task, loss, metric)
+    if algorithm is not None:
+        values["algorithm"] = algorithm
+    config = validate(values, "settings")
+    objects: Objects = {"model": model if isinstance(model, nn.Module) else None, "graph": given_graph}
+    objects |= {"loss": loss, "metric": metric, "data": None}
+    if not isinstance(data, str):
+        private = config.privacy.randomness == "system" and config.privacy.mode != "none"
+        options = config.data.model_dump(exclude={"name"})
+        given = from_python(data, Streams(config.seed), task=config.task.kind, private=private, **options)
+        config = take_agents(config, given.agents)
+        objects["data"] = given
+    return config, objects
+
+
+DATA_SETTINGS = (
+    *("target", "owner", "columns", "categories", "classes", "pixels", "scale", "validation", "test_fraction"),
+)
+
+
+def _model_settings(model: object) -> ModelSettings | JsonDict:
+    if isinstance(model, ModelSettings):
+        return model
+    if isinstance(model, Mapping):
+        return dict(model)
+    if not isinstance(model, str | nn.Module):
+        raise PdslError(f"model: {model!r:.60} given; give a torch.nn.Module, not its class, or the name of a model")
+    return {"name": model if isinstance(model, str) else "python"}
+
+
+def _graph(graph: GivenGraph, rounds: int) -> tuple[Graph | None, object]:
+    """The graph, if it is an object, and its settings."""
+    if graph is None or isinstance(graph, str | Mapping | GraphSettings):
+        return None, {} if graph is None else graph
+    given = topology.as_graph(graph, rounds if isinstance(rounds, int) else 1)
+    return given, given.settings or {"kind": "python", "agents": given.agents}
+
+
+def _task_settings(task: object, loss: Loss | None, metric: Metric | None) -> TaskSettings | JsonDict:
+    """Settings of the task. Functions are named by their import path, if they have one."""
+    if isinstance(task, TaskSettings):
+        values = task.model_dump(exclude_unset=True)
+    elif isinstance(task, Mapping):
+        values = dict(task)
+    elif task is None or isinstance(task, str):
+        values = {} if task is None else {"kind": task}
+    else:
+        raise PdslError(f'task: {task!r:.60} given; give "regression" or the like, or pdsl.regression()')
+    if loss is not None:
+        if values.get("kind", "custom") not in ("auto", "custom"):
+            raise PdslError(f"loss: a task of kind {values['kind']} has its own loss; leave out one of them")
+        values |= {"kind": "custom", "loss": _function_name("loss", loss)}
+    if metric is not None:
+        values["metric"] = _function_name("metric", metric)
+    return values
+
+
+def _function_name(argument: str, function: object) -> str:
+    if not callable(function):
+        raise PdslError(f"{argument}: {function!r:.60} given; give a function of (outputs, targets)")
+    return import_path(function) or "python"
+
+
+def warn(e: Experiment) -> None:
+    """Warn once about each caveat of a run that the command line prints."""
+    if e.mechanisms is not None and not e.streams.secret:
+        text = f"{SEEDED}; a private run needs privacy={{'randomness': 'system'}}"
+        warnings.warn(text, PrivacyWarning, stacklevel=3)
+    if e.data.note:
+        warnings.warn(e.data.note, PrivacyWarning, stacklevel=3)
+
+
+def _is_watched() -> bool:
+    """Whether stderr is a terminal or belongs to a notebook."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 
 def audit(result: Result, canaries: int | None = None, rounds: int | None = None) -> "AuditReport":

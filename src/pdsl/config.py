@@ -11,6 +11,7 @@ import tomli_w
 from pydantic import Field, InstanceOf, SerializeAsAny, ValidationError, field_validator
 
 from pdsl.algorithms import ALGORITHMS, PDSL, Algorithm
+from pdsl.models.zoo import default_model
 from pdsl.settings import (
     AttackSettings,
     BatchSettings,
@@ -83,6 +84,21 @@ class Config(Section):
         plain["algorithm"] = {"name": _algorithm_name(self.algorithm), **plain["algorithm"]}
         return plain
 
+    def resolve(self, data: str | None = None) -> "Config":
+        """Replace defaults that depend on other settings: the model's name, the total ε and absolute paths.
+
+        data: name of the data, if they were given in Python.
+        """
+        name = default_model(data or self.data.name) if self.model.name == "auto" else self.model.name
+        update = {
+            "model": self.model.model_copy(update={"name": name}),
+            "data": self.data.model_copy(update={"path": _absolute(self.data.path)}),
+            "graph": self.graph.model_copy(update={"path": _absolute(self.graph.path)}),
+        }
+        if self.privacy.mode == "total":
+            update["privacy"] = self.privacy.model_copy(update={"target_epsilon": self.privacy.budget})
+        return self.model_copy(update=update)
+
     def to_toml(self) -> str:
         return tomli_w.dumps(self.as_dict())
 
@@ -94,6 +110,10 @@ def find_algorithm(name: object) -> type[Algorithm]:
     if not isinstance(name, str) or name not in ALGORITHMS:
         raise ValueError(f"no algorithm '{name}'; choose one of {', '.join(ALGORITHMS)}, or package.module:Class")
     return ALGORITHMS[name]
+
+
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else str(Path(path).expanduser().absolute())
 
 
 def _import_algorithm(path: str) -> type[Algorithm]:

@@ -14,7 +14,7 @@ from pdsl.config import validate
 from pdsl.settings import ShapleySettings
 from pdsl.shapley.trust import EVIDENCE_FIELDS, shares, update_evidence
 from pdsl.training.experiment import Experiment, prepare
-from pdsl.training.trainer import RoundResult, rounds
+from pdsl.training.trainer import CompletedRound, rounds
 from tests.oracles import literal
 
 T = 4
@@ -90,7 +90,7 @@ def literally(e: Experiment) -> literal.Trace:
     )
 
 
-def compare(e: Experiment) -> list[RoundResult]:
+def compare(e: Experiment) -> list[CompletedRound]:
     trace = literally(e)
     steps = list(rounds(e))
     edges = list(zip(e.graph.receiver.tolist(), e.graph.sender.tolist(), strict=True))

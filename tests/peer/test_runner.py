@@ -24,7 +24,7 @@ from pdsl.peer.transport import Loop
 from pdsl.settings import EngineSettings
 from pdsl.training.evaluation import Evaluation, final_evaluation
 from pdsl.training.experiment import prepare
-from pdsl.training.trainer import RoundResult, rounds
+from pdsl.training.trainer import CompletedRound, rounds
 from pdsl.utils.random import SecretStreams
 from tests.helpers.organisations import make_organisations, make_plan, write_digits
 from tests.helpers.refusals import refused
@@ -56,7 +56,7 @@ class Simulation(NamedTuple):
     """Result of a simulation of all agents in one process, with the same key."""
 
     evaluation: Evaluation
-    last: RoundResult
+    last: CompletedRound
 
     @property
     def models_sha256(self) -> str:

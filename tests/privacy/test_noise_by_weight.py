@@ -19,7 +19,7 @@ from pdsl.privacy.noise import Noise
 from pdsl.privacy.statement import adversaries
 from pdsl.topology import Graph
 from pdsl.training.experiment import Experiment, prepare
-from pdsl.training.trainer import RoundResult, rounds
+from pdsl.training.trainer import CompletedRound, rounds
 from tests.helpers.refusals import refused
 
 pytestmark = pytest.mark.slow
@@ -100,7 +100,7 @@ def test_a_sigma_that_was_asked_for_is_everybodys() -> None:
 
 
 def findings(e: Experiment) -> dict[str, Finding]:
-    steps: list[RoundResult] = list(rounds(e))
+    steps: list[CompletedRound] = list(rounds(e))
     ledger = steps[-1].ledger
     assert ledger is not None
     found = audit(e, ledger, [step.row for step in steps], ledger.epsilon_per_agent)

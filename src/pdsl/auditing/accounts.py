@@ -13,6 +13,7 @@ from pdsl.algorithms.base import charged_release
 from pdsl.auditing.replay import Message, Replay
 from pdsl.auditing.report import Finding, Verdict, conclude
 from pdsl.privacy import Ledger, Mechanism, Noise
+from pdsl.runs.callbacks import stopping_round
 from pdsl.topology import Schedule
 from pdsl.training.experiment import Experiment, make_calendar
 from pdsl.training.records import RoundRecord
@@ -234,12 +235,17 @@ def wrong_metrics(e: Experiment, x: Tensor, stated: Mapping[str, Any], where: st
     ]
 
 
-def check_end(e: Experiment, ledger: Ledger, rows: Sequence[RoundRecord]) -> Finding:
-    """Check that the run ended with its last round, or because another round would exceed the budget."""
+def check_end(
+    e: Experiment, ledger: Ledger, rows: Sequence[RoundRecord], rule: Mapping[str, Any] | None = None
+) -> Finding:
+    """Check that the run ended with its last round, at the budget, or by a `rule` over public records."""
     if len(rows) >= e.config.rounds or e.mechanisms is None:
         return Finding("end of the run", Verdict.PASS, f"all {e.config.rounds} rounds were run")
     if not ledger.charge(ledger.rounds + 1, e.mechanisms).within_budget:
         return Finding("end of the run", Verdict.PASS, f"ended after {len(rows)} rounds, at the budget")
+    if rule is not None and ledger.rounds == len(rows) == stopping_round(rows, dict(rule)):
+        text = f"ended after {len(rows)} rounds by a rule over the rows, which are public: {rule['monitor']}"
+        return Finding("end of the run", Verdict.PASS, text)
     return Finding(
         "end of the run",
         Verdict.INCONCLUSIVE,

@@ -49,11 +49,12 @@ KNOWN_FIELDS: dict[str, set[str]] = {  # of files that others may read; an unkno
         "agents", "edges", "parameters", "spectral_gap", "graph", "data", "validation", "test", "sigma", "attackers",
         "name", "agent", "names", "plan", "classes", "task", "kind", "metric", "higher_is_better", "graph_name",
         "schedule", "graphs", "order", "cyclic",
+        "versions", "pdsl", "torch", "python", "date",
     },
     "ledger.json": {
         "delta", "budget", "tied_to", "seal", "agents", "agent", "epsilon", "entries", "edges", "to", "messages",
         "first", "last", "sigma", "sensitivity", "steps", "rate", "sigma_scale", "dimension", "secret", "settings",
-        "records", "graph", "model", "noise", "device", "software", "period", "rounds",
+        "records", "graph", "model", "noise", "device", "software", "period", "rounds", "stopped",
     },
     "summary.json": {
         "metric", "metrics", "loss", "loss_of_mean", "loss_per_agent", "names", "rounds", "agents", "algorithm",
@@ -61,6 +62,7 @@ KNOWN_FIELDS: dict[str, set[str]] = {  # of files that others may read; an unkno
         "confusion", "rmse", "rmse_of_mean", "rmse_per_agent", "mae", "r2", "residuals", "bins", "counts",
         "seconds", "run", "bytes", "bytes_between_processes", "graph", "data", "epsilon", "delta", "epsilon_per_agent",
         "adversaries", "sigma", "privacy", "stopped", "models_sha256", "notes",
+        "stop_rule", "monitor", "patience", "min_delta", "higher_is_better",
         "one intercepted message", "one curious neighbour", "all neighbours colluding", "the final models",
     },
 }  # fmt: skip
@@ -229,7 +231,7 @@ def check_files(e: Experiment, folder: Path, x: Tensor | None = None) -> Finding
         for file in sorted(folder.rglob("*")):
             if file.is_file() and file.name not in OWNER_FILES and file.stat().st_size < MAX_BYTES:
                 content = file.read_bytes()
-                if file.suffix in (".json", ".jsonl", ".html", ".toml") and _has_counts(e, content):
+                if file.suffix in (".json", ".jsonl", ".html", ".toml", ".md") and _has_counts(e, content):
                     problems.append(f"{file.name} has the label counts of an agent")
                 compact = content.replace(b" ", b"").replace(b"\n", b"")
                 found = [name for trace, name in traces.items() if trace in content + compact]

@@ -43,7 +43,8 @@ def audit(result: Result, canaries: int | None = None, rounds: int | None = None
     rounds: number of rounds to train with canaries; None takes all rounds that the claim covers.
     """
     e, ledger = result.experiment, result.ledger
-    findings = audit_experiment(e, ledger, result.rows, starts=[Start(len(result.rows), result.state)])
+    rule = None if result.stop is None else result.stop.rule
+    findings = audit_experiment(e, ledger, result.rows, starts=[Start(len(result.rows), result.state)], rule=rule)
     if ledger is not None:
         findings += _attack(e, canaries, rounds)
     return AuditReport(statement(e.config.privacy, ledger, e.mechanisms), findings)
@@ -55,7 +56,7 @@ def audit_run(path: Path, canaries: int | None = None, rounds: int | None = None
     ledger = run.ledger()
     checkpoints, _ = run.kept()
     starts = [Start(checkpoint.round, restore_state(e.config, checkpoint.tensors)) for checkpoint in checkpoints]
-    findings = audit_experiment(e, ledger, run.rows(), _stated_epsilons(run), starts)
+    findings = audit_experiment(e, ledger, run.rows(), _stated_epsilons(run), starts, _stop_rule(run))
     if ledger is not None and e.mechanisms is not None:
         last = next((start.state.x for start in starts if start.after == ledger.rounds), None)
         findings += [check_files(e, path, last), *_attack(e, canaries, rounds)]
@@ -68,8 +69,12 @@ def audit_experiment(
     rows: Sequence[RoundRecord],
     stated: Sequence[float | None] = (),
     starts: Sequence[Start] = (),
+    rule: JsonDict | None = None,
 ) -> list[Finding]:
-    """Run every check that needs no files. `stated`: the ε written for each agent; `starts`: saved states."""
+    """Run every check that needs no files.
+
+    `stated`: the ε written for each agent; `starts`: saved states; `rule`: the rule that stopped the run early.
+    """
     if e.mechanisms is None or ledger is None:
         return [Finding("claim", Verdict.INCONCLUSIVE, "the run has no noise and makes no claim")]
     with Workers(e.config.engine.workers) as workers:
@@ -84,7 +89,7 @@ def audit_experiment(
         checks: dict[str, Check] = {
             "ledger": lambda: check_ledger(e, ledger, noise, rows),
             "replayed rounds": lambda: check_rows(e, replayed, rows),
-            "end of the run": lambda: check_end(e, ledger, rows),
+            "end of the run": lambda: check_end(e, ledger, rows, rule),
             "messages counted": lambda: check_counts(e, ledger, replayed),
             "ε recomputed": lambda: check_epsilon(e, noise, messages, ledger.rounds, per_agent, ledger, rows),
             "noise": lambda: list(check_noise(noise, messages, tensors, replayed.covered)),
@@ -124,6 +129,12 @@ def _stated_epsilons(run: RunDirectory) -> list[float | None]:
     """ε of each agent as written in ledger.json; [] for an unfinished run."""
     stored = json.loads(run.read("ledger.json") or b'{"agents": []}')
     return [agent["epsilon"] for agent in stored["agents"] if "epsilon" in agent]
+
+
+def _stop_rule(run: RunDirectory) -> JsonDict | None:
+    """Rule that stopped the run, as written in summary.json; None without one."""
+    stored: JsonDict = json.loads(run.read("summary.json") or b"{}")
+    return stored.get("stop_rule")
 
 
 def import_objects(

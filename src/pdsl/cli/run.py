@@ -39,7 +39,8 @@ def run(
     from pdsl.config import load
     from pdsl.engine.launch import process_group
     from pdsl.runs import runner
-    from pdsl.runs.listeners import Listeners, Progress, RunListener, TensorBoard
+    from pdsl.runs.listeners import Listeners, Progress, RunListener
+    from pdsl.runs.loggers import TensorBoard
 
     class Heading(RunListener):
         """Print the task before the first round."""

@@ -16,7 +16,7 @@ from pdsl.data import download
 from pdsl.data.scaling import Scaling, measure_scaling
 from pdsl.settings import DataSettings
 from pdsl.utils.errors import PdslError
-from pdsl.utils.inputs import Inputs
+from pdsl.utils.inputs import Inputs, describe_shape
 from pdsl.utils.random import Streams
 
 Bytes = NDArray[np.uint8]
@@ -45,6 +45,9 @@ class Data:
     def agents(self) -> int | None:
         """Number of agents that own the records; None if they are pooled."""
         return None if self.owner is None else len(self.agent_names) or int(self.owner.max()) + 1
+
+    def __repr__(self) -> str:  # records must not be printed
+        return f"Data({self.name!r}, records of shape {describe_shape(self.x)}, {self.classes} classes)"
 
 
 def load(

@@ -93,6 +93,9 @@ class LocalGradients:
     kernel: Kernel
     repeated: dict[GradientKey, Tensor] = field(default_factory=dict)  # gradients requested twice in the last call
 
+    def __repr__(self) -> str:  # records must not be printed
+        return f"LocalGradients({len(self.inputs)} agents, {self.clipping} clipping)"
+
     def gradients(self, t: int, agents: Tensor, x: Tensor, step: int = 0, teachers: Tensor | None = None) -> Tensor:
         """Clipped gradients [rows, d] float64: row e is agents[e]'s, on its batch ξ of round t, at the model x[e].
 

@@ -69,6 +69,11 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
     return [p for p in module.parameters() if p.requires_grad]
 
 
+def load_vector(module: nn.Module, x: Tensor) -> None:
+    """Set the trained parameters of a module to the vector x [d]."""
+    nn.utils.vector_to_parameters(x.detach().cpu(), trainable(module))
+
+
 def main_output(out: object) -> Tensor:
     """The tensor of a model's output: the output itself, its `logits`, or the first item of a tuple."""
     if isinstance(out, Mapping) and "logits" in out:
@@ -83,6 +88,32 @@ def main_output(out: object) -> Tensor:
             " that starts with them"
         )
     return out
+
+
+@torch.no_grad()
+def run_in_blocks(module: nn.Module, inputs: Inputs) -> Tensor:
+    """Outputs [n, ...] of a module for many records."""
+    blocks = max(1, -(-len(inputs) // EVALUATION_BLOCK))
+    size, larger = divmod(len(inputs), blocks)  # even blocks: BatchNorm refuses 1 record
+    ends = [0, *accumulate(size + (b < larger) for b in range(blocks))]
+    return torch.cat([main_output(call(module, channels_last(inputs[a:b]))) for a, b in pairwise(ends)])
+
+
+def _fill_running_statistics(module: nn.Module, public: Inputs) -> None:
+    """Set the running statistics of normalisation layers to means over blocks of public records."""
+    layers = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.track_running_stats]
+    if not layers:
+        return
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.running_mean, layer.running_var = torch.zeros(layer.num_features), torch.ones(layer.num_features)
+        layer.num_batches_tracked = torch.tensor(0)
+        layer.momentum = None  # the mean over all blocks
+        layer.train()
+    run_in_blocks(module, public)
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
+        layer.eval()
 
 
 class Network:
@@ -103,7 +134,7 @@ class Network:
         self.module = copy.deepcopy(module).eval()
         for layer in self.module.modules():
             if isinstance(layer, nn.modules.batchnorm._NormBase):
-                layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+                layer.running_mean = layer.running_var = layer.num_batches_tracked = None  # see `to_module`
             if getattr(layer, "inplace", False):
                 setattr(layer, "inplace", False)  # noqa: B010  gradients need a layer's output after the next layer has run
         self.num_parameters = sum(p.numel() for p in trainable(self.module))
@@ -156,11 +187,7 @@ class Network:
     @torch.no_grad()
     def outputs(self, x: Tensor, inputs: Inputs) -> Tensor:
         """Outputs [n, ...] of the model with parameters x [d]."""
-        module = self.replica().load(x)
-        blocks = max(1, -(-len(inputs) // EVALUATION_BLOCK))
-        size, larger = divmod(len(inputs), blocks)  # even blocks: BatchNorm refuses 1 record
-        ends = [0, *accumulate(size + (b < larger) for b in range(blocks))]
-        return torch.cat([self.forward(module, channels_last(inputs[a:b])) for a, b in pairwise(ends)])
+        return run_in_blocks(self.replica().load(x), inputs)
 
     def try_outputs(self, inputs: Inputs) -> Tensor:
         """Outputs of the initial model; PdslError if the model does not accept the records."""
@@ -189,10 +216,15 @@ class Network:
         out = self.try_outputs(inputs[:TRIED])
         self.task.check(out, targets[:TRIED].to(self.device))
 
-    def to_module(self, x: Tensor) -> nn.Module:
-        """Copy of the module with parameters x [d]."""
+    def to_module(self, x: Tensor, public: Inputs | None = None) -> nn.Module:
+        """Copy of the module with parameters x [d].
+
+        Running statistics of normalisation layers, which training does not have, are those of `public` records.
+        """
         module = copy.deepcopy(self.module)
-        nn.utils.vector_to_parameters(x.detach().cpu(), trainable(module))
+        load_vector(module, x)
+        if public is not None:
+            _fill_running_statistics(module, public)
         return module
 
     def shapes(self) -> Iterator[tuple[str, torch.Size]]:

@@ -187,25 +187,38 @@ MODELS: dict[str, Callable[[torch.Size, int, ModelSettings], nn.Module]] = {
 DEFAULT_MODEL = {"digits": "softmax", "mnist": "mnist-cnn", "fashion-mnist": "mnist-cnn", "cifar10": "cifar10-cnn"}
 
 
+def default_model(data: str) -> str:
+    """Model of model.name=auto for a data set."""
+    return DEFAULT_MODEL.get(data, "mlp")
+
+
 def build(settings: ModelSettings, data: str, inputs: Inputs, outputs: int, streams: Streams) -> nn.Module:
     """Create the module of the settings for records like `inputs`, initialised from the run's seed only."""
-    name = DEFAULT_MODEL.get(data, "mlp") if settings.name == "auto" else settings.name
+    name = default_model(data) if settings.name == "auto" else settings.name
     seed = int(streams.generator("init").integers(2**63))
     with torch.random.fork_rng(devices=[]):
         # the import of a user's file may seed or use the generator
         factory = import_object(name, "model.name") if ":" in name else None
         torch.manual_seed(seed)
-        if name in MODELS:
-            shape = _check_built_in(name, inputs, outputs)
-            if "cnn" in name and (len(shape) != 3 or min(shape[1:]) < 4):
-                raise PdslError(
-                    f"model.name={name} needs images of at least 4×4 pixels with channels, not records of shape"
-                    f" {tuple(shape)}; try model.name=mlp"
-                )
-            return MODELS[name](shape, outputs, settings)
         if factory is not None:
             return _call_factory(name, factory)
-    raise PdslError(f"model.name: no model '{name}'; choose {', '.join(MODELS)}, or give package.module:callable")
+        shape = _check_built_in(name, inputs, outputs) if name in MODELS else torch.Size()
+        return build_architecture(settings.model_copy(update={"name": name}), shape, outputs)
+
+
+def build_architecture(settings: ModelSettings, shape: torch.Size, outputs: int) -> nn.Module:
+    """Create the named module for records of a shape, initialised from torch's global generator."""
+    name = settings.name
+    if ":" in name:
+        return _call_factory(name, import_object(name, "model.name"))
+    if name not in MODELS:
+        raise PdslError(f"model.name: no model '{name}'; choose {', '.join(MODELS)}, or give package.module:callable")
+    if "cnn" in name and (len(shape) != 3 or min(shape[1:]) < 4):
+        raise PdslError(
+            f"model.name={name} needs images of at least 4×4 pixels with channels, not records of shape"
+            f" {tuple(shape)}; try model.name=mlp"
+        )
+    return MODELS[name](shape, outputs, settings)
 
 
 def _check_built_in(name: str, inputs: Inputs, outputs: int) -> torch.Size:

@@ -63,9 +63,10 @@ class RunSeal:
         """Key that authenticates checkpoints; empty without a secret."""
         return hmac.digest(self.secret, b"checkpoints" + self.context, "sha256") if self.secret else b""
 
-    def sign(self, ledger: Ledger, costs: bool = False) -> str:
-        """Serialise the ledger with its digests and its authentication code."""
-        return ledger.to_json(costs, {DIGESTS: self.digests, SEAL: self._seal(ledger)})
+    def sign(self, ledger: Ledger, costs: bool = False, stopped: str | None = None) -> str:
+        """Serialise the ledger with its digests and its authentication code; `stopped`: why the run ended early."""
+        extra = {DIGESTS: self.digests, SEAL: self._seal(ledger)} | ({"stopped": stopped} if stopped else {})
+        return ledger.to_json(costs, extra)
 
     def verify(self, ledger: Ledger, text: str, where: str) -> None:
         """Raise PdslError unless the ledger in `text` was signed by this seal and is unchanged."""

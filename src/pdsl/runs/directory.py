@@ -8,7 +8,8 @@
     secret.key           the run's random key (system randomness only); keep it secret
     checkpoint/          the two newest states, as safetensors files
     summary.json         the result
-    model.safetensors    state_dict of the mean model
+    model.safetensors    state_dict of the mean model; its metadata have architecture, scaling, classes and task
+    README.md            model card
     report.html          the report
 
 A record is on disk before the checkpoint of its round, so that the newest checkpoint always finds its records.
@@ -19,6 +20,7 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
@@ -35,10 +37,11 @@ from pdsl.utils.errors import PdslError
 from pdsl.utils.files import PART, PRIVATE, PUBLIC, read_private, write_whole
 from pdsl.utils.random import KEY_BYTES
 from pdsl.utils.types import JsonDict
+from pdsl.utils.versions import versions
 
 CONFIG, SETUP, OWNER, ROWS = "config.toml", "setup.json", "owner.json", "rows.jsonl"
 LEDGER, KEY, SUMMARY, MODEL = "ledger.json", "secret.key", "summary.json", "model.safetensors"
-CHECKPOINTS, REPORT, LOCK = "checkpoint", "report.html", ".lock"
+CHECKPOINTS, REPORT, LOCK, CARD = "checkpoint", "report.html", ".lock", "README.md"
 FOR_OWNER = "the data owner only: exact counts of private records, which no epsilon covers; do not pass this file on"
 
 
@@ -59,15 +62,13 @@ class RunDirectory:
         try:
             if path.is_dir() and any(file.suffix != PART for file in path.iterdir()):
                 if (path / CONFIG).exists():
-                    raise PdslError(
-                        f"{path} already holds a run; continue it with --resume {path}, or choose another --out"
-                    )
-                raise PdslError(f"{path} is not empty; choose another --out")
+                    raise PdslError(f"{path} already holds a run; choose another folder")
+                raise PdslError(f"{path} is not empty; choose another folder")
             path.mkdir(parents=True, exist_ok=True)
             run = cls(path)
             run.describe(config_toml, setup, owner)
         except OSError as e:
-            raise PdslError(f"cannot write to {path}: {e.strerror}; choose another place with --out") from e
+            raise PdslError(f"cannot write to {path}: {e.strerror}; choose another folder") from e
         return run
 
     @classmethod
@@ -81,7 +82,7 @@ class RunDirectory:
         try:
             return (self.path / CONFIG).is_file()
         except OSError as e:  # for example a name that is too long
-            raise PdslError(f"cannot write to {self.path}: {e.strerror}; choose another place with --out") from e
+            raise PdslError(f"cannot write to {self.path}: {e.strerror}; choose another folder") from e
 
     def is_finished(self) -> bool:
         return (self.path / SUMMARY).exists()
@@ -127,7 +128,8 @@ class RunDirectory:
     ) -> None:
         """Write settings and setup before the first round; `owner`: exact counts of private records."""
         self.write(CONFIG, config_toml.encode())
-        self.write(SETUP, json.dumps(setup, ensure_ascii=False).encode())
+        date = self._started() or datetime.now(UTC).isoformat(timespec="seconds")
+        self.write(SETUP, json.dumps({**setup, "versions": versions(), "date": date}, ensure_ascii=False).encode())
         if owner:
             self.write(OWNER, json.dumps({"for": FOR_OWNER, **owner}).encode(), PRIVATE)
 
@@ -137,6 +139,13 @@ class RunDirectory:
             return topology.from_setup(json.loads((self.path / SETUP).read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as e:
             raise PdslError(f"{self.path / SETUP}: damaged: {e}; restore it, or start the run anew") from e
+
+    def _started(self) -> str | None:
+        """Date of the run's start in setup.json; None in a new directory."""
+        try:
+            return cast(str | None, json.loads(self.read(SETUP) or b"{}").get("date"))
+        except (ValueError, AttributeError):
+            return None
 
     def reopen(self) -> None:
         """Remove the summary of a finished run that is extended."""

@@ -1,10 +1,10 @@
-"""Listeners of a run: the interface, the progress bar and TensorBoard."""
+"""Listeners of a run: the interface, several at once, and the progress bar."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -12,25 +12,42 @@ from rich.progress import Progress as Bar
 
 from pdsl.training.experiment import Experiment
 from pdsl.training.records import RoundRecord
-from pdsl.utils.errors import PdslError
-from pdsl.utils.files import check_folder
+from pdsl.training.trainer import CompletedRound
 from pdsl.utils.types import JsonDict
 
 if TYPE_CHECKING:
     from pdsl.runs.result import Summary
 
 LINES = 10  # progress lines of a run without a terminal
-UNPLOTTED = ("round", "messages", "bytes_between_processes")
+
+
+class StopTraining(Exception):  # noqa: N818  not an error
+    """Raised by a listener to end the run after the round that has just ended.
+
+    `rule` describes a rule over the public records of the rounds. An audit repeats the rule, and accepts the end of the
+    run if the rule gives the same round.
+    """
+
+    def __init__(self, reason: str, rule: JsonDict | None = None):
+        super().__init__(reason)
+        self.rule = rule
 
 
 class RunListener:
-    """Callbacks of a run. Override those that you need; the others do nothing."""
+    """Callbacks of a run. Override those that you need; the others do nothing.
+
+    `on_start` and `on_round` may raise `StopTraining`. Any other exception ends the run at once; a run directory can be
+    resumed from there.
+    """
 
     def on_start(self, experiment: Experiment, path: Path | None, records: Sequence[RoundRecord]) -> None:
         """Everything is checked and the rounds begin.
 
         `path`: the run directory; None without files. `records`: those of rounds that were run before.
         """
+
+    def on_models(self, completed: CompletedRound) -> None:
+        """A round has ended; its state has the agents' models. Its checkpoint is not on disk yet."""
 
     def on_round(self, record: RoundRecord) -> None:
         """A round has ended; with a run directory, its record is on disk."""
@@ -41,28 +58,43 @@ class RunListener:
     def on_end(self, summary: "Summary") -> None:
         """The run has ended; with a run directory, its files are on disk."""
 
+    def close(self) -> None:
+        """The run has ended, or an exception has ended it."""
+
 
 class Listeners(RunListener):
-    """Several listeners, called one after another."""
+    """Several listeners, called one after another. All are called before one of them stops the run."""
 
     def __init__(self, *listeners: RunListener):
         self._listeners = listeners
 
     def on_start(self, experiment: Experiment, path: Path | None, records: Sequence[RoundRecord]) -> None:
-        for listener in self._listeners:
-            listener.on_start(experiment, path, records)
+        self._call(lambda listener: listener.on_start(experiment, path, records))
+
+    def on_models(self, completed: CompletedRound) -> None:
+        self._call(lambda listener: listener.on_models(completed))
 
     def on_round(self, record: RoundRecord) -> None:
-        for listener in self._listeners:
-            listener.on_round(record)
+        self._call(lambda listener: listener.on_round(record))
 
     def on_warning(self, text: str) -> None:
-        for listener in self._listeners:
-            listener.on_warning(text)
+        self._call(lambda listener: listener.on_warning(text))
 
     def on_end(self, summary: "Summary") -> None:
+        self._call(lambda listener: listener.on_end(summary))
+
+    def close(self) -> None:
+        self._call(lambda listener: listener.close())
+
+    def _call(self, call: Callable[[RunListener], None]) -> None:
+        stop = None
         for listener in self._listeners:
-            listener.on_end(summary)
+            try:
+                call(listener)
+            except StopTraining as raised:
+                stop = stop or raised
+        if stop is not None:
+            raise stop
 
 
 class Progress(RunListener):
@@ -124,32 +156,3 @@ class Progress(RunListener):
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
         self._bar.stop()
-
-
-class TensorBoard(RunListener):
-    """Scalars of every round in a TensorBoard event file, which is created with the first record."""
-
-    def __init__(self, folder: Path):
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise PdslError(
-                "--tensorboard needs a package; install it with: pip install 'pdsl[tensorboard]'"
-            ) from error
-        check_folder(folder, "--tensorboard")
-        self._make = SummaryWriter
-        self._folder = folder
-        self._writer: Any = None
-
-    def on_start(self, experiment: Experiment, path: Path | None, records: Sequence[RoundRecord]) -> None:
-        for record in records[-1:]:
-            self.on_round(record)
-
-    def on_round(self, record: RoundRecord) -> None:
-        if self._writer is None:  # a resumed run replaces the points after its first record
-            self._writer = self._make(str(self._folder), purge_step=record["round"])
-        values: JsonDict = dict(record)
-        for name, value in values.items():
-            if isinstance(value, int | float) and name not in UNPLOTTED:
-                self._writer.add_scalar(name, value, record["round"])
-        self._writer.flush()

@@ -7,22 +7,24 @@ from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import NoReturn, TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.torch import save
 from torch import nn
 
 from pdsl.privacy import Ledger
 from pdsl.privacy.statement import adversaries, statement
 from pdsl.report import write_report
+from pdsl.runs.cards import describe_result, html_card, model_card
 from pdsl.runs.checkpoints import Checkpoint
-from pdsl.runs.directory import MODEL, SUMMARY, RunDirectory
-from pdsl.training.evaluation import Evaluation, finite, measure_model
+from pdsl.runs.directory import CARD, LEDGER, MODEL, SUMMARY, RunDirectory
+from pdsl.runs.model_file import pack_model
+from pdsl.runs.prediction import Predictions, Predictor, predictor_of
+from pdsl.training.evaluation import Evaluation, final_evaluation, finite, measure_model
 from pdsl.training.experiment import Experiment
 from pdsl.training.records import RoundRecord
-from pdsl.training.trainer import State, state_tensors
+from pdsl.training.trainer import CompletedRound, State, state_tensors
 from pdsl.utils.errors import PdslError
 from pdsl.utils.types import JsonDict
 
@@ -55,8 +57,17 @@ class Summary(TypedDict, total=False):
     sigma: float
     privacy: str  # the privacy statement
     stopped: str | None  # reason, if there are fewer rounds than configured
+    stop_rule: JsonDict | None  # rule over public records that stopped the run
     models_sha256: str
     notes: list[str]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End of a run before its last round, by a callback. `rule`: see `StopTraining`."""
+
+    reason: str
+    rule: JsonDict | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,19 @@ class Result:
     evaluation: Evaluation
     seconds: float
     ledger: Ledger | None = None
+    stop: Stop | None = None
+    path: Path | None = None  # the run directory
+
+    def __repr__(self) -> str:
+        return describe_result(self)
+
+    def _repr_html_(self) -> str:
+        return html_card(self)
+
+    def __getstate__(self) -> NoReturn:
+        raise PdslError(
+            "a result holds the agents' private records and is not pickled; use result.save(folder) and pdsl.load"
+        )
 
     @property
     def score(self) -> float:
@@ -113,12 +137,26 @@ class Result:
     @property
     def models(self) -> list[nn.Module]:
         """Each agent's own model."""
-        return [self.experiment.network.to_module(x) for x in self.state.x]
+        e = self.experiment
+        return [e.network.to_module(x, e.validation[0]) for x in self.state.x]
 
     @property
     def model(self) -> nn.Module:
-        """The mean of the agents' models."""
-        return self.experiment.network.to_module(self.evaluation.mean)
+        """The mean of the agents' models. Running statistics, for example of BatchNorm, are those of the public set."""
+        e = self.experiment
+        return e.network.to_module(self.evaluation.mean, e.validation[0])
+
+    def predict(self, x: object) -> Predictions:
+        """Predictions of the mean model for raw inputs.
+
+        x: records as the data had them before `pdsl` scaled them: a tensor, an array, a data frame, or a tuple or
+        mapping of these for several inputs. Returns class names or numbers, or numbers in the units of the targets.
+        """
+        return self._predictor(x)
+
+    @cached_property
+    def _predictor(self) -> Predictor:
+        return predictor_of(self.experiment, self.model)
 
     @property
     def edges(self) -> list[tuple[int, int]]:
@@ -133,7 +171,7 @@ class Result:
             raise PdslError(f"{self.experiment.config.algorithm.name} computes no Shapley values")
         return np.array([row["shapley"]["phi"] for row in self.rows], dtype=np.float64)
 
-    @property
+    @cached_property
     def summary(self) -> Summary:
         """The result as plain values."""
         return summarise(self)
@@ -147,6 +185,39 @@ class Result:
         run.save(Checkpoint(len(self.rows), state_tensors(self.state), self.seconds), key=e.seal.checkpoint_key)
         finish(run, self)
         return run.path
+
+
+@dataclass(frozen=True, repr=False)
+class RoundResult(CompletedRound):
+    """Result of a round of `pdsl.rounds`: its record, the models after it, and the result if the run ended here."""
+
+    experiment: Experiment
+    rows: list[RoundRecord]  # of all rounds so far
+    seconds: float
+
+    @property
+    def model(self) -> nn.Module:
+        """The mean of the agents' models."""
+        e = self.experiment
+        return e.network.to_module(e.engine.mean(self.state.x), e.validation[0])
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """Each agent's own model."""
+        e = self.experiment
+        return [e.network.to_module(x, e.validation[0]) for x in self.state.x]
+
+    def result(self, reason: str = "the loop was left") -> Result:
+        """The result if the run ends with this round. `reason`: why it ends, for the summary."""
+        e = self.experiment
+        stop = None if self.t == e.config.rounds else Stop(reason)
+        ledger = None if self.ledger is None else self.ledger.up_to(self.t)
+        evaluation = final_evaluation(e, self.state.x)
+        return Result(e, self.rows, self.state, evaluation, self.seconds, ledger, stop)
+
+    def __repr__(self) -> str:
+        shown = [f"{name}={self.row[name]:.4g}" for name in ("loss", "accuracy", "epsilon") if self.row.get(name)]
+        return f"RoundResult(t={self.t}{''.join(f', {text}' for text in shown)})"
 
 
 def summarise(result: Result) -> Summary:
@@ -166,7 +237,7 @@ def summarise(result: Result) -> Summary:
         "algorithm": c.algorithm.name,
         "learning_rate": max(e.learning_rates),
         "seconds": round(result.seconds, 3),
-        "run": None,
+        "run": None if result.path is None else str(result.path),
         "names": list(e.agent_names),
         "bytes": sum(row["bytes"] for row in result.rows),
         "bytes_between_processes": sum(row.get("bytes_between_processes", 0) for row in result.rows),
@@ -179,6 +250,7 @@ def summarise(result: Result) -> Summary:
         "sigma": e.largest_sigma,
         "privacy": statement(c.privacy, ledger, e.mechanisms),
         "stopped": stop_reason(result),
+        "stop_rule": None if result.stop is None else result.stop.rule,
         "models_sha256": ev.models_sha256,
         "notes": [e.data.note] if e.data.note else [],
     }
@@ -194,19 +266,21 @@ def headline(summary: Mapping[str, object], suffix: str = "") -> float:
 def stop_reason(result: Result) -> str | None:
     """Reason for fewer rounds than configured; None if all were run."""
     done, asked = len(result.rows), result.experiment.config.rounds
+    if result.stop is not None:
+        return f"after round {done} of {asked}: {result.stop.reason}"
     if done == asked or result.ledger is None:
         return None
     return f"after round {done} of {asked}: another one would exceed the budget of ε = {result.ledger.budget:g}"
 
 
 def finish(run: RunDirectory, result: Result) -> Summary:
-    """Write the mean model, the ledger, the summary and the report. Returns the summary."""
-    # cloned, because a safetensors file cannot hold one tensor under two names, as tied layers have
-    named = {name: tensor.clone().contiguous() for name, tensor in result.model.state_dict().items()}
-    run.write(MODEL, save(named))
+    """Write the mean model, the ledger, the summary, the model card and the report. Returns the summary."""
+    e = result.experiment
+    summary: Summary = {**result.summary, "run": str(run.path)}
+    run.write(MODEL, pack_model(e, result.model))
     if result.ledger is not None:
-        run.write_ledger(result.experiment.seal.sign(result.ledger, costs=True))
-    summary: Summary = {**summarise(result), "run": str(run.path)}
+        run.write_ledger(e.seal.sign(result.ledger, costs=True, stopped=summary["stopped"]))
     run.write(SUMMARY, json.dumps(summary, indent=2, ensure_ascii=False).encode())
+    run.write(CARD, model_card(e, summary, run.read(LEDGER)).encode())
     write_report(run.path)
     return summary

@@ -3,11 +3,14 @@
 The same folder with the same settings resumes; with other settings it is refused.
 """
 
+import json
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 from torch import nn
 
@@ -17,11 +20,13 @@ from pdsl.config import MAY_CHANGE, Config
 from pdsl.data import Data
 from pdsl.engine.launch import Processes, SingleProcess
 from pdsl.privacy import Ledger, Mechanism
+from pdsl.privacy.seal import graph_digest, model_digest, tensors_digest
 from pdsl.runs.checkpoints import Checkpoint
-from pdsl.runs.directory import RunDirectory, unused
-from pdsl.runs.listeners import RunListener
-from pdsl.runs.result import Result, Summary, finish
+from pdsl.runs.directory import OWNER, RunDirectory, unused
+from pdsl.runs.listeners import RunListener, StopTraining
+from pdsl.runs.result import Result, Stop, Summary, finish
 from pdsl.settings import flat
+from pdsl.tasks import Loss, Metric
 from pdsl.topology import Graph
 from pdsl.training.evaluation import final_evaluation
 from pdsl.training.experiment import Experiment, prepare
@@ -29,9 +34,21 @@ from pdsl.training.records import RoundRecord
 from pdsl.training.trainer import State, restore_state, rounds, state_tensors
 from pdsl.utils.errors import PdslError
 from pdsl.utils.random import KEY_BYTES
+from pdsl.utils.types import JsonDict
 
 SINGLE_PROCESS = SingleProcess()
 NO_LISTENER = RunListener()
+NOT_ONE_ROUND = "privacy: not even one round fits the budget; raise target_epsilon or the noise"
+
+
+class Objects(TypedDict, total=False):
+    """Objects given in Python, which a config cannot name."""
+
+    model: nn.Module | None
+    data: Data | None
+    graph: Graph | None
+    loss: Loss | None
+    metric: Metric | None
 
 
 def run(
@@ -43,15 +60,19 @@ def run(
 
 
 def open_run(
-    config: Config, out: Path | None = None, ranks: Processes = SINGLE_PROCESS
+    config: Config, out: Path | None = None, ranks: Processes = SINGLE_PROCESS, **objects: Unpack[Objects]
 ) -> tuple[Experiment, RunDirectory]:
     """Resume the run in `out` if it has these settings, else start it there.
 
     Without `out`: resume the unfinished run in runs/ that has these settings, else start in an unused folder.
     """
+    data = objects.get("data")
+    config = config.resolve(None if data is None else data.name)
     folder, resumes = ranks.all_or_raise(lambda: _find(config, out))
     ((chosen, resumes), *_) = ranks.gather([(str(folder), resumes)])  # rank 0 decides
-    return resume(Path(chosen), [], ranks) if resumes else start(config, Path(chosen), ranks)
+    if not resumes:
+        return start(config, Path(chosen), ranks, **objects)
+    return resume(Path(chosen), [], ranks, algorithm=type(config.algorithm), **objects)
 
 
 def _find(config: Config, out: Path | None) -> tuple[Path, bool]:
@@ -60,8 +81,8 @@ def _find(config: Config, out: Path | None) -> tuple[Path, bool]:
         there = RunDirectory(out)
         if there.exists() and (other := differing_setting(config, there)) is not None:
             raise PdslError(
-                f"{out} already holds a run with another {other}; continue it with --resume {out}, or choose another"
-                " --out"
+                f"{out} already holds a run with another {other}; choose another folder, or the run's own settings"
+                f" (pdsl run --resume {out})"
             )
         return out, there.exists()
     folder, name = Path("runs"), f"{config.data.name}-{config.graph.kind}-{config.algorithm.name}"
@@ -74,21 +95,32 @@ def _find(config: Config, out: Path | None) -> tuple[Path, bool]:
 
 def differing_setting(config: Config, run: RunDirectory) -> str | None:
     """The first setting in which the run in the directory differs; None if it is the same run."""
-    ours, stored, given = flat(config.as_dict()), flat(run.config()), run.given()
-    keys = (key for key in sorted(ours.keys() | stored.keys()) if ours.get(key) != stored.get(key))
-    return next((key for key in keys if key not in given or ours.get(key) != given[key]), None)
+    return next((name for name, _, _ in changed_settings(config, run)), None)
 
 
-def start(config: Config, out: Path, ranks: Processes = SINGLE_PROCESS) -> tuple[Experiment, RunDirectory]:
+def changed_settings(config: Config, run: RunDirectory) -> Iterator[tuple[str, object, object]]:
+    """(name, value in the directory, value in the config) of each setting that differs; None: not set."""
+    ours, stored = flat(config.resolve().as_dict()), flat(run.config())
+    if ours["task.kind"] == "auto":  # the directory has the kind that was inferred from the data
+        ours["task.kind"] = stored.get("task.kind")
+    given = run.given()  # settings that were chosen for the run, as they were given
+    for name in sorted(ours.keys() | stored.keys()):
+        if ours.get(name) not in (stored.get(name), given.get(name, stored.get(name))):
+            yield name, stored.get(name), ours.get(name)
+
+
+def start(
+    config: Config, out: Path, ranks: Processes = SINGLE_PROCESS, **objects: Unpack[Objects]
+) -> tuple[Experiment, RunDirectory]:
     """Prepare a new run and create its directory. Everything is checked first: a mistake leaves nothing behind."""
     ranks.configure(config.engine)
     key = _new_key(ranks)
-    experiment = ranks.all_or_raise(lambda: prepare(config, key=key, engine=ranks.engine))
+    experiment = ranks.all_or_raise(lambda: prepare(config, key=key, engine=ranks.engine, **objects))
 
     def create() -> RunDirectory:
         if ranks.rank > 0:
             return RunDirectory(out)
-        return RunDirectory.create(out, experiment.config.to_toml(), experiment.metadata(), experiment.owner_metadata())
+        return RunDirectory.create(out, experiment.config.to_toml(), experiment.metadata(), _owner_metadata(experiment))
 
     return experiment, ranks.all_or_raise(create)
 
@@ -98,15 +130,13 @@ def resume(
     assignments: Sequence[str] = (),
     ranks: Processes = SINGLE_PROCESS,
     *,
-    model: nn.Module | None = None,
-    data: Data | None = None,
-    graph: Graph | None = None,
     algorithm: type[Algorithm] | None = None,
+    **objects: Unpack[Objects],
 ) -> tuple[Experiment, RunDirectory]:
     """Prepare the run in a directory again. The assignments may change only settings that change no record.
 
-    model, data, graph and algorithm are objects that were given in Python, which a config cannot name. A graph that is
-    left out is read from the directory.
+    algorithm and `objects` were given in Python, where a config cannot name them. A graph that is left out is read from
+    the directory.
     """
     run, config, key, agreed = ranks.all_or_raise(lambda: _load(path, assignments, algorithm))
     ranks.configure(config.engine)
@@ -114,11 +144,40 @@ def resume(
     key = new if key is None else key
 
     def prepare_again() -> Experiment:
-        stored = run.graph() if graph is None and config.graph.kind == "python" else graph
-        given, owner = run.given(), ranks.engine
-        return prepare(config, model=model, data=data, graph=stored, key=key, agreed=agreed, given=given, engine=owner)
+        passed: Objects = {**objects}
+        if passed.get("graph") is None and config.graph.kind == "python":
+            passed["graph"] = run.graph()
+        experiment = prepare(config, key=key, agreed=agreed, given=run.given(), engine=ranks.engine, **passed)
+        _check_objects(experiment, run)
+        return experiment
 
     return ranks.all_or_raise(prepare_again), run
+
+
+def _owner_metadata(e: Experiment) -> JsonDict:
+    """Content of owner.json: exact counts, and in a run without noise digests of the objects given in Python.
+
+    With noise the ledger has keyed digests of everything (`privacy.seal`).
+    """
+    given = {"data": e.config.data.name, "model": e.config.model.name, "graph": e.config.graph.kind}
+    if e.mechanisms is not None or "python" not in given.values():
+        return e.owner_metadata()
+    digests = {
+        "data": lambda: tensors_digest((e.data.x, e.data.y, *e.validation)),
+        "model": lambda: model_digest(e.network.module),
+        "graph": lambda: graph_digest(e.graph),
+    }
+    return e.owner_metadata() | {"objects": {name: digests[name]() for name, kind in given.items() if kind == "python"}}
+
+
+def _check_objects(e: Experiment, run: RunDirectory) -> None:
+    """Refuse objects other than those that a run without noise started with."""
+    stored = json.loads(run.read(OWNER) or b"{}").get("objects")
+    if stored is None:
+        return
+    for name, digest in _owner_metadata(e)["objects"].items():
+        if stored.get(name) != digest:
+            raise PdslError(f"{run.path}: the run was started with another {name}; pass the same, or another folder")
 
 
 def _new_key(ranks: Processes) -> bytes:
@@ -155,6 +214,12 @@ def _load(
 
 def execute(experiment: Experiment, run: RunDirectory, listener: RunListener = NO_LISTENER) -> Summary | None:
     """Run the rounds that are left, from the newest valid checkpoint. Returns the summary; None on other ranks."""
+    result = complete(experiment, run, listener)
+    return None if result is None else result.summary
+
+
+def complete(experiment: Experiment, run: RunDirectory, listener: RunListener = NO_LISTENER) -> Result | None:
+    """`execute` that returns the whole result."""
     e, engine = experiment, experiment.engine
     with _locked(run, engine.is_main_process):
         checkpoint, warnings = run.newest(engine.agents, engine.gather, e.seal.checkpoint_key)
@@ -165,32 +230,83 @@ def execute(experiment: Experiment, run: RunDirectory, listener: RunListener = N
             for warning in warnings:
                 listener.on_warning(warning)
             records = run.back_to(done)
-            run.describe(e.config.to_toml(), e.metadata(), e.owner_metadata())
+            run.describe(e.config.to_toml(), e.metadata(), _owner_metadata(e))
             if done < e.config.rounds:
                 run.reopen()
-            listener.on_start(e, run.path, records)
         engine.gather([])  # later rows and checkpoints are removed before any process goes on
 
         began = time.monotonic() - seconds
-        for result in rounds(e, state, ledger, done, lambda charged: _publish(e, run, charged)):
-            state, ledger, done, seconds = result.state, result.ledger, result.t, time.monotonic() - began
-            if engine.is_main_process:
-                records.append(result.row)
-                run.append(result.row)
-            if done % e.config.checkpoint_every == 0:
+        with _listening(listener):
+            stop = _ask_to_stop(e, lambda: listener.on_start(e, run.path, records))
+            left = rounds(e, state, ledger, done, lambda charged: _publish(e, run, charged))
+            for completed in [] if stop else left:
+                state, ledger, done = completed.state, completed.ledger, completed.t
+                seconds = time.monotonic() - began
+                if engine.is_main_process:
+                    records.append(completed.row)
+                    run.append(completed.row)
+                    listener.on_models(completed)
+                if done % e.config.checkpoint_every == 0:
+                    _save(e, run, done, state, seconds)
+                if (stop := _ask_to_stop(e, partial(listener.on_round, completed.row))) is not None:
+                    break
+            left.close()
+            if state is None:
+                raise PdslError(NOT_ONE_ROUND)
+            if done % e.config.checkpoint_every:
                 _save(e, run, done, state, seconds)
-            if engine.is_main_process:
-                listener.on_round(result.row)
-        if state is None:
-            raise PdslError("privacy: not even one round fits the budget; raise target_epsilon or the noise")
-        if done % e.config.checkpoint_every:
-            _save(e, run, done, state, seconds)
+            evaluation = final_evaluation(e, state.x)
+            if not engine.is_main_process:
+                return None
+            result = Result(e, records, state, evaluation, seconds, ledger, _early(e, done, stop), run.path)
+            finish(run, result)
+            listener.on_end(result.summary)
+        return result
+
+
+def train_in_memory(e: Experiment, listener: RunListener = NO_LISTENER) -> Result:
+    """Run all rounds in one process, without files."""
+    began, records, completed = time.monotonic(), [], None
+    with _listening(listener):
+        stop = _ask_to_stop(e, lambda: listener.on_start(e, None, []))
+        left = rounds(e)
+        for completed in [] if stop else left:
+            records.append(completed.row)
+            listener.on_models(completed)
+            if (stop := _ask_to_stop(e, partial(listener.on_round, completed.row))) is not None:
+                break
+        left.close()
+        if completed is None:
+            raise PdslError(NOT_ONE_ROUND)
+        state, ledger, seconds = completed.state, completed.ledger, time.monotonic() - began
         evaluation = final_evaluation(e, state.x)
-        if not engine.is_main_process:
-            return None
-        summary = finish(run, Result(e, records, state, evaluation, seconds, ledger))
-        listener.on_end(summary)
-        return summary
+        result = Result(e, records, state, evaluation, seconds, ledger, _early(e, len(records), stop))
+        listener.on_end(result.summary)
+    return result
+
+
+@contextmanager
+def _listening(listener: RunListener) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        listener.close()
+
+
+def _ask_to_stop(e: Experiment, call: Callable[[], None]) -> Stop | None:
+    """Call a listener on the main process. All processes get its wish to stop, if it has one."""
+    stop = None
+    if e.engine.is_main_process:
+        try:
+            call()
+        except StopTraining as raised:
+            stop = Stop(str(raised), raised.rule)
+    return next((found for found in e.engine.gather([stop]) if found is not None), None)
+
+
+def _early(e: Experiment, done: int, stop: Stop | None) -> Stop | None:
+    """The stop, if it was before the last round."""
+    return stop if done < e.config.rounds else None
 
 
 @contextmanager
@@ -201,7 +317,8 @@ def _locked(run: RunDirectory, is_main: bool) -> Iterator[None]:
             yield
     except OSError as e:
         raise PdslError(
-            f"cannot write to {run.path}: {e.strerror}; free some space or repair it, then pdsl run --resume {run.path}"
+            f"cannot write to {run.path}: {e.strerror}; free some space or repair it, then start the same run again"
+            f" (pdsl run --resume {run.path})"
         ) from e
 
 

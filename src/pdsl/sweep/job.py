@@ -22,7 +22,6 @@ from pdsl.report.run_schema import parse_setup
 from pdsl.runs import runner
 from pdsl.runs.directory import SETUP, RunDirectory
 from pdsl.runs.result import headline
-from pdsl.settings import flat
 from pdsl.training.experiment import Experiment
 from pdsl.training.trainer import restore_state
 from pdsl.utils.errors import PdslError
@@ -167,14 +166,11 @@ def _read_score(file: Path) -> Score | None:
 
 def _check_settings(path: Path, config: Config) -> None:
     """Refuse a run that was started with other settings, or before one of the settings existed."""
-    run = RunDirectory.open(path)
-    stored, wanted = flat(run.config()) | run.given(), flat(config.as_dict())
-    for key in stored | wanted:
-        if wanted.get(key) != stored.get(key):
-            was, is_now = (values.get(key, "not set") for values in (stored, wanted))
-            raise PdslError(
-                f"{path} was run with {key}={was}, which is now {is_now}; move it away, or choose another --out"
-            )
+    for key, *values in runner.changed_settings(config, RunDirectory.open(path)):
+        was, is_now = ("not set" if value is None else value for value in values)
+        raise PdslError(
+            f"{path} was run with {key}={was}, which is now {is_now}; move it away, or choose another --out"
+        )
 
 
 def read_curve(run: Path) -> Curve:

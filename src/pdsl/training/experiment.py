@@ -59,6 +59,9 @@ class Experiment:
     seal: RunSeal = field(repr=False)
     given: Mapping[str, str] = field(default_factory=dict)  # settings that were chosen for this run, as they were given
 
+    def __repr__(self) -> str:  # records must not be printed
+        return f"Experiment({self.config.algorithm.name} on {self.data.name}, {self.graph.describe()})"
+
     @property
     def sigma(self) -> list[float]:
         """Standard deviation of the noise on each agent's messages, before `sigma_scale`."""
@@ -180,6 +183,7 @@ def prepare(
     data = _match_names(data or load(config.data, streams, asked, config.task.kind, private), graph)
     config = take_agents(config, data.agents)
     agents = graph.agents if graph else config.graph.agents
+    config = config.resolve(data.name)
     parts = partition(data.y, agents, config.partition, streams, data.owner)
     graph = graph or topology.build(
         config.graph, streams
@@ -189,6 +193,7 @@ def prepare(
     config.algorithm.check(graph.max_members)
     data, validation, test = standardise(data, *split_public(data, config.data.validation, streams), config.data)
     network = build_network(config, data, validation, model, streams, loss, metric)
+    config = config.model_copy(update={"task": config.task.model_copy(update={"kind": network.task.kind})})
     if network.mixes_records and (config.privacy.mode != "none" or config.privacy.clipping == "per-sample"):
         raise PdslError(
             f"the model's {network.mixes_records} mixes records, so one record's gradient is not its own and cannot be"
@@ -274,7 +279,7 @@ def make_seal(
     besides: str = "",
 ) -> RunSeal:
     """The seal of a run: digests of everything that shapes its messages. `besides`: further identification."""
-    paths = (*MAY_CHANGE, "data.path")  # the records are sealed, not their path
+    paths = (*MAY_CHANGE, "data.path", "graph.path")  # records and graph are sealed, not their paths
     loss = network.task.loss if isinstance(network.task, CustomTask) else None
     code = code_digest([type(config.algorithm), *([] if loss is None else [loss])])
     settings = settings_digest(config.as_dict(), paths) + code + besides

@@ -1,7 +1,7 @@
 """The round loop: charge, run one round, evaluate. Nothing here writes a file."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, fields, replace
 from statistics import fmean
 from typing import Any, Protocol, cast
@@ -38,8 +38,8 @@ class State(Protocol):
 
 
 @dataclass(frozen=True)
-class RoundResult:
-    """Result of a round: its record, the state after it and the ledger. `state.x` has the agents' released models."""
+class CompletedRound:
+    """A round: its record, the state after it and the ledger. `state.x` has the agents' released models."""
 
     row: RoundRecord
     state: State
@@ -48,6 +48,9 @@ class RoundResult:
     @property
     def t(self) -> int:
         return self.row["round"]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(t={self.t})"
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,7 @@ def rounds(
     ledger: Ledger | None = None,
     after: int = 0,
     publish: Callable[[Ledger], None] = lambda ledger: None,
-) -> Iterator[RoundResult]:
+) -> Generator[CompletedRound]:
     """Run rounds after+1, …, T from `state` and `ledger` (None: those of a new run).
 
     Each round is charged and the ledger published before any message of the round is sent. The loop ends early if
@@ -191,7 +194,7 @@ def rounds(
                 )
             if ledger is not None:
                 row["epsilon"] = finite(ledger.up_to(t).epsilon)
-            result = RoundResult(cast(RoundRecord, {**row, **metrics}), state, ledger)
+            result = CompletedRound(cast(RoundRecord, {**row, **metrics}), state, ledger)
             with workers.release_threads():
                 yield result
 

@@ -1,0 +1,128 @@
+"""model.safetensors: the mean model with metadata, from which `pdsl.load` builds it again without data.
+
+The metadata hold public values only: architecture, shape of a record, scaling constants, class names and task.
+"""
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from pdsl.data.scaling import Scaling
+from pdsl.models.zoo import MODELS, build_architecture
+from pdsl.runs.prediction import Predictor
+from pdsl.settings import ModelSettings
+from pdsl.tasks import TASKS, CustomTask, Regression, Task
+from pdsl.training.experiment import Experiment
+from pdsl.utils.errors import PdslError
+from pdsl.utils.imports import import_path
+from pdsl.utils.inputs import describe_shape
+from pdsl.utils.types import JsonDict
+from pdsl.utils.versions import versions
+
+
+def pack_model(e: Experiment, module: nn.Module) -> bytes:
+    """Content of model.safetensors. Tensors with several names are stored once, as `save_model` of safetensors does."""
+    names: dict[tuple[object, ...], str] = {}
+    tensors: dict[str, Tensor] = {}
+    metadata = {"format": "pt", "pdsl": json.dumps(describe_model(e, module), ensure_ascii=False)}
+    for name, tensor in sorted(module.state_dict().items()):
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else (name,)
+        if key in names:
+            metadata[name] = names[key]
+        else:
+            names[key] = name
+            tensors[name] = tensor.clone().contiguous()
+    return save(tensors, metadata=metadata)
+
+
+def describe_model(e: Experiment, module: nn.Module) -> JsonDict:
+    """Everything that predictions need besides the weights, as plain values."""
+    x, task, scaling = e.test[0], e.task, e.data.scaling
+    architecture = e.config.model.model_dump(mode="json", exclude_none=True)
+    architecture |= {"class": import_path(type(module)) or type(module).__qualname__}
+    return {
+        "architecture": architecture,
+        "input": describe_shape(x),
+        "shape": list(x.shape[1:]) if isinstance(x, Tensor) else None,
+        "scaling": None if scaling is None else scaling.as_dict(),
+        "classes": list(e.data.class_names),
+        "task": describe_task(task),
+        "versions": versions(),
+    }
+
+
+def describe_task(task: Task) -> JsonDict:
+    described: JsonDict = {"kind": task.kind, "outputs": task.outputs}
+    if isinstance(task, Regression) and task.mean is not None and task.scale is not None:
+        described |= {"mean": task.mean.tolist(), "scale": task.scale.tolist()}
+    return described
+
+
+def _read_task(described: JsonDict) -> Task:
+    kind, outputs = TASKS[described["kind"]], int(described["outputs"])
+    if kind is Regression and "mean" in described:
+        return Regression(outputs, mean=torch.tensor(described["mean"]), scale=torch.tensor(described["scale"]))
+    return CustomTask(outputs) if kind is CustomTask else kind(outputs)
+
+
+def read_metadata(file: Path) -> JsonDict:
+    """Metadata of a model file; PdslError if the file is missing or damaged."""
+    try:
+        with safe_open(file, framework="pt") as stored:
+            found: Any = json.loads((stored.metadata() or {})["pdsl"])
+    except FileNotFoundError as e:
+        raise PdslError(f"{file.parent} has no {file.name}: the run is not finished; continue it first") from e
+    except (SafetensorError, OSError, KeyError, ValueError) as e:
+        raise PdslError(f"{file} is damaged, or of an older version of pdsl ({e})") from e
+    described: JsonDict = found
+    return described
+
+
+def build_module(file: Path, metadata: JsonDict, given: nn.Module | None) -> nn.Module:
+    """The module of a model file: built in, named by a path, or `given`; with the stored weights."""
+    module = _architecture(file, metadata) if given is None else copy.deepcopy(given)
+    load_weights(file, module)
+    return module.eval()
+
+
+def _architecture(file: Path, metadata: JsonDict) -> nn.Module:
+    stored = {name: value for name, value in metadata["architecture"].items() if name != "class"}
+    settings = ModelSettings.model_validate(stored)
+    if settings.name in MODELS or ":" in settings.name:
+        return build_architecture(settings, torch.Size(metadata["shape"] or ()), metadata["task"]["outputs"])
+    kind = metadata["architecture"]["class"].rpartition(":")[2]
+    raise PdslError(
+        f"the model of {file.parent} was an object given in Python, of class {metadata['architecture']['class']};"
+        f" pass one with the same layers: pdsl.load({str(file.parent)!r}, model={kind}(...))"
+    )
+
+
+def load_weights(file: Path, module: nn.Module) -> None:
+    """Load the stored weights into a module; PdslError unless they fit."""
+    with safe_open(file, framework="pt") as stored:
+        tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118  not a dict
+        aliases: Mapping[str, str] = stored.metadata() or {}
+    tensors |= {name: tensors[kept] for name, kept in aliases.items() if kept in tensors}
+    try:
+        module.load_state_dict(tensors)
+    except RuntimeError as e:
+        first = " ".join(str(e).split())
+        raise PdslError(f"the weights of {file} do not fit the model: {first:.300}; pass the model of the run") from e
+
+
+def read_predictor(metadata: JsonDict, module: nn.Module) -> Predictor:
+    scaling = metadata["scaling"]
+    return Predictor(
+        module,
+        _read_task(metadata["task"]),
+        metadata["classes"],
+        None if scaling is None else Scaling.from_dict(scaling),
+        metadata["shape"],
+    )

@@ -1,0 +1,144 @@
+"""A run directory, loaded for inference, reading and audit."""
+
+import json
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import nn
+
+from pdsl import config as configs
+from pdsl import topology
+from pdsl.algorithms import Algorithm
+from pdsl.config import Config
+from pdsl.data import from_python
+from pdsl.models.network import load_vector
+from pdsl.runs.directory import MODEL, SUMMARY, RunDirectory
+from pdsl.runs.model_file import build_module, read_metadata, read_predictor
+from pdsl.runs.prediction import Predictions, Predictor
+from pdsl.runs.result import Summary
+from pdsl.tasks import Loss, Metric
+from pdsl.topology import Graph
+from pdsl.training.records import RoundRecord
+from pdsl.training.trainer import restore_state
+from pdsl.utils.errors import PdslError
+from pdsl.utils.random import Streams
+from pdsl.utils.types import JsonDict
+
+if TYPE_CHECKING:
+    import networkx
+
+    from pdsl.auditing import AuditReport
+
+
+def load(
+    path: str | PathLike[str],
+    *,
+    model: nn.Module | None = None,
+    data: object = None,
+    graph: "Graph | networkx.Graph[Any] | None" = None,
+    algorithm: type[Algorithm] | Algorithm | None = None,
+    loss: Loss | None = None,
+    metric: Metric | None = None,
+) -> "SavedRun":
+    """Load a run directory. Nothing is read before it is needed.
+
+    Args:
+        path: the run directory.
+        model: the model, if it was an object given in Python; its weights are replaced by the trained ones. For an
+            audit it must have the initial weights, so a copy is used.
+        data, graph, algorithm, loss, metric: objects given in Python, which only an audit needs.
+    """
+    kind = type(algorithm) if isinstance(algorithm, Algorithm) else algorithm
+    given = {"model": model, "data": data, "graph": graph, "algorithm": kind, "loss": loss, "metric": metric}
+    return SavedRun(RunDirectory.open(Path(path)), {name: value for name, value in given.items() if value is not None})
+
+
+class SavedRun:
+    """A run directory. `pdsl.load` makes one."""
+
+    def __init__(self, directory: RunDirectory, objects: JsonDict):
+        self.path = directory.path
+        self._directory = directory
+        self._objects = objects
+
+    def __repr__(self) -> str:
+        state = "" if self._directory.is_finished() else ", not finished"
+        return f"SavedRun({str(self.path)!r}{state})"
+
+    @cached_property
+    def config(self) -> Config:
+        """All settings."""
+        stored, algorithm = self._directory.config(), self._objects.get("algorithm")
+        if algorithm is not None:
+            fields = {name: value for name, value in stored.get("algorithm", {}).items() if name != "name"}
+            stored["algorithm"] = algorithm.model_validate(fields)
+        return configs.load(None, base=stored)
+
+    @cached_property
+    def summary(self) -> Summary:
+        """The result as plain values."""
+        text = self._directory.read(SUMMARY)
+        if text is None:
+            raise PdslError(f"{self.path} has no {SUMMARY}: the run is not finished; continue it first")
+        return cast(Summary, json.loads(text))
+
+    @property
+    def metrics(self) -> JsonDict:
+        """All metrics of the mean model on the test set."""
+        return self.summary["metrics"]
+
+    @property
+    def rows(self) -> list[RoundRecord]:
+        """The record of each round."""
+        return self._directory.rows()
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The mean of the agents' models, in evaluation mode."""
+        return self._build()
+
+    @cached_property
+    def models(self) -> list[nn.Module]:
+        """Each agent's own model, from the newest checkpoint."""
+        checkpoint, _ = self._directory.newest()
+        if checkpoint is None:
+            raise PdslError(f"{self.path} has no intact checkpoint; use .model")
+        built = []
+        for x in restore_state(self.config, checkpoint.tensors).x:
+            module = self._build()
+            load_vector(module, x)
+            built.append(module)
+        return built
+
+    def predict(self, x: object) -> Predictions:
+        """Predictions of the mean model for raw inputs.
+
+        x: records as the data had them before `pdsl` scaled them: a tensor, an array, a data frame, or a tuple or
+        mapping of these for several inputs. Returns class names or numbers, or numbers in the units of the targets.
+        """
+        return self._predictor(x)
+
+    def audit(self, canaries: int | None = None, rounds: int | None = None) -> "AuditReport":
+        """Try to refute the run's privacy statement; see `pdsl.audit`.
+
+        If the run was started with objects, pass them to `pdsl.load`.
+        """
+        from pdsl.auditing import audit_run
+
+        objects = dict(self._objects)
+        if (graph := objects.get("graph")) is not None and not isinstance(graph, Graph):
+            objects["graph"] = topology.from_networkx(graph)
+        if "data" in objects:
+            config = self.config
+            objects["data"] = from_python(objects["data"], Streams(config.seed), config.data.test_fraction)
+        return audit_run(self.path, canaries, rounds, **objects)
+
+    def _build(self) -> nn.Module:
+        file, given = self.path / MODEL, self._objects.get("model")
+        return build_module(file, read_metadata(file), given)
+
+    @cached_property
+    def _predictor(self) -> Predictor:
+        return read_predictor(read_metadata(self.path / MODEL), self.model)
