@@ -103,11 +103,17 @@ def rows_on_disk(run: Path) -> int:
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
+def files_of(path: Path) -> dict[str, bytes]:
+    """Every file but the lock."""
+    return {str(f.relative_to(path)): f.read_bytes() for f in path.rglob("*") if f.is_file() and f.name != ".lock"}
+
+
 def result_of(run: Path) -> dict[str, Any]:
     """Everything a run came to but the time it took and the place it is in."""
     result: dict[str, Any] = {
-        name: (run / name).read_bytes() for name in ("config.toml", "setup.json", "rows.jsonl", "model.safetensors")
+        name: (run / name).read_bytes() for name in ("config.toml", "rows.jsonl", "model.safetensors")
     }
+    result["setup"] = {**json.loads((run / "setup.json").read_text()), "date": None}
     summary = json.loads((run / "summary.json").read_text())
     result["summary"] = {name: value for name, value in summary.items() if name not in ("seconds", "run")}
     for file in (run / "checkpoint").iterdir():

@@ -1,22 +1,40 @@
 """The Python API: any model, any data, any graph; what comes out; and what must not be touched."""
 
 import copy
+import inspect
 import json
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import networkx
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_model
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import pdsl
+from pdsl import options
 from pdsl.config import load
 from pdsl.metrics import accuracy
+from pdsl.settings import (
+    AttackSettings,
+    BatchSettings,
+    DataSettings,
+    EngineSettings,
+    GraphSettings,
+    ModelSettings,
+    PartitionSettings,
+    PrivacySettings,
+    TaskSettings,
+)
+from pdsl.training.trainer import build_trainer
+from pdsl.utils.workers import Workers
 from tests.helpers.commands import pdsl as command
 from tests.helpers.refusals import refused
 
@@ -209,7 +227,7 @@ class Tied(nn.Module):
 def test_the_saved_model_loads_into_the_callers_own(tmp_path: Path) -> None:
     found = train(Tied(), privacy={"clipping": "batch"})
     again = Tied()
-    again.load_state_dict(load_file(found.save(tmp_path / "a") / "model.safetensors"))
+    load_model(again, found.save(tmp_path / "a") / "model.safetensors")
     inputs, labels = found.experiment.test
     assert accuracy(again(inputs).argmax(-1), labels) == found.accuracy_of_mean
     assert torch.equal(again(inputs), found.model(inputs))
@@ -222,9 +240,14 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
     "one agent in a graph": ({"graph": networkx.empty_graph(1)}, ["at least 2"]),
     "graph in two parts": ({"graph": networkx.empty_graph(3)}, ["not connected"]),
     "directed graph": ({"graph": networkx.DiGraph([(0, 1)])}, ["directed"]),
-    "graph by name": ({"graph": "rink"}, ["graph.kind=rink", "'ring'"]),
-    "graph as settings": ({"graph": {"agent": 3}}, ["graph.agent"]),
-    "algorithm by name": ({"algorithm": "pdls"}, ["pdls", "pdsl"]),
+    "unknown graph": ({"graph": "circle"}, ["graph.kind=circle", "ring"]),
+    "no graph": ({"graph": 4}, ["graph", "pdsl.ring"]),
+    "unknown setting of a graph": ({"graph": {"nodes": 3}}, ["graph.nodes"]),
+    "unknown algorithm": ({"algorithm": "sgd"}, ["no algorithm 'sgd'", "muffliato"]),
+    "unknown task": ({"task": "ranking"}, ["task.kind=ranking"]),
+    "no task": ({"task": 3}, ["task", "pdsl.regression"]),
+    "loss of another task": ({"task": "regression", "loss": torch.sub}, ["regression", "leave out one"]),
+    "no loss": ({"loss": "mse"}, ["loss", "function of (outputs, targets)"]),
     "unknown model": ({"model": "resnet"}, ["resnet", "softmax"]),
     "class of a model": ({"model": nn.Linear}, ["model", "class"]),
     "no model": ({"model": object()}, ["model", "torch.nn.Module"]),
@@ -273,5 +296,126 @@ class Recorder(pdsl.RunListener):
 
 def test_a_listener_is_called_at_start_every_round_and_end() -> None:
     recorder = Recorder()
-    pdsl.train("softmax", "digits", graph=pdsl.ring(3), rounds=2, listener=recorder, privacy={"mode": "none"})
+    pdsl.train("softmax", "digits", graph=pdsl.ring(3), rounds=2, callbacks=[recorder], privacy={"mode": "none"})
     assert recorder.calls == ["start 2 None []", "round 1", "round 2", "end 2"]
+
+
+def test_graphs_algorithms_and_tasks_have_the_names_of_a_config() -> None:
+    named = train(graph={"kind": "ring", "agents": 4}, algorithm="muffliato", task="multiclass")
+    objects = train(graph=pdsl.ring(4), algorithm=pdsl.ALGORITHMS["muffliato"](), task=pdsl.multiclass())
+    assert named.rows == objects.rows
+    smooth = train(task=pdsl.multiclass(class_weights=[1, 2, 3], label_smoothing=0.1))
+    assert smooth.rows == train(task={"kind": "multiclass", "class_weights": [1, 2, 3], "label_smoothing": 0.1}).rows
+    assert smooth.rows != train().rows
+    assert pdsl.regression(huber=2.0) == TaskSettings(kind="regression", huber=2.0)
+    assert pdsl.binary(class_weights="public") == TaskSettings(kind="binary", class_weights="public")
+    assert pdsl.multilabel().kind == "multilabel"
+
+
+def test_the_number_of_agents_is_that_of_the_data() -> None:
+    for graph in (None, "full", {"kind": "line"}):
+        assert train(data=halves(), graph=graph).summary["agents"] == 2
+
+
+def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs[:, 0] - targets).abs()
+
+
+def largest_error(outputs: Tensor, targets: Tensor) -> float:
+    return float((outputs[:, 0] - targets).abs().max())
+
+
+def test_an_own_loss_and_an_own_metric() -> None:
+    found = train(loss=absolute_error, metric=largest_error)
+    task = found.experiment.config.task
+    assert task.kind == "custom"
+    assert task.loss == "tests.integration.test_api:absolute_error"
+    inputs, targets = found.experiment.test
+    assert found.score_of_mean == pytest.approx(float(absolute_error(found.model(inputs), targets).mean()))
+    assert found.rows[-1]["largest_error"] > 0  # type: ignore[typeddict-item]
+    local = train(loss=lambda outputs, targets: absolute_error(outputs, targets))
+    assert local.experiment.config.task.loss == "python"
+    assert local.rows[-1]["loss"] == found.rows[-1]["loss"]
+
+
+SECTIONS = {
+    "privacy": (PrivacySettings, options.PrivacyOptions),
+    "batch": (BatchSettings, options.BatchOptions),
+    "partition": (PartitionSettings, options.PartitionOptions),
+    "attack": (AttackSettings, options.AttackOptions),
+    "engine": (EngineSettings, options.EngineOptions),
+    "graph": (GraphSettings, options.GraphOptions),
+    "model": (ModelSettings, options.ModelOptions),
+    "task": (TaskSettings, options.TaskOptions),
+}
+
+
+def test_signatures_have_every_setting_with_its_default() -> None:
+    for function in (pdsl.train, pdsl.rounds):
+        parameters = inspect.signature(function).parameters
+        for name, field in pdsl.Config.model_fields.items():
+            assert name in parameters
+            if name not in SECTIONS and name not in ("data", "algorithm"):
+                assert parameters[name].default == field.default
+        assert set(DataSettings.model_fields) - {"name", "path"} <= set(parameters)
+    assert parameters["test_fraction"].default == DataSettings().test_fraction
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_typed_options_are_those_of_the_section(section: str) -> None:
+    settings, mapping = SECTIONS[section]
+    assert list(mapping.__annotations__) == list(settings.model_fields)
+    for name, field in settings.model_fields.items():
+        literal = [part for part in (field.annotation, *get_args(field.annotation)) if get_origin(part) is Literal]
+        kinds = (mapping.__annotations__[name], *get_args(mapping.__annotations__[name]))
+        nested = {inner for part in kinds for inner in (part, *get_args(part))}
+        assert all(part in nested for part in literal), name
+
+
+def test_nothing_prints_records(result: pdsl.Result) -> None:
+    step = next(pdsl.rounds(linear(), blobs(), graph=pdsl.ring(4), **SMALL))
+    e = result.experiment
+    with Workers(1) as workers:
+        shown = [result, step, e, e.data, build_trainer(e, workers).local]
+        texts = [*map(repr, shown), result._repr_html_()]
+    digits = [f"{value:.4f}" for value in e.data.x.flatten().tolist()]
+    for text in texts:
+        assert len(text) < 1000
+        assert "tensor" not in text
+        assert not any(number in text for number in digits)
+    assert "accuracy" in repr(result)
+    assert result._repr_html_().startswith("<table>")
+
+
+def test_a_loop_that_was_left_has_a_result(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {**SMALL, "rounds": 9, "privacy": {"mode": "noise", "sigma": 0.1}}
+    for step in pdsl.rounds(linear(), blobs(), graph=pdsl.ring(4), **settings):
+        if step.t == 3:
+            break
+    found = step.result("it was good enough")
+    shorter = train(**{**settings, "rounds": 3})
+    assert found.rows == shorter.rows
+    assert torch.equal(found.model.weight, shorter.model.weight)  # type: ignore[arg-type]
+    assert torch.equal(step.model.weight, shorter.model.weight)  # type: ignore[arg-type]
+    assert all(torch.equal(a.weight, b.weight) for a, b in zip(step.models, shorter.models, strict=True))  # type: ignore[arg-type]
+    assert found.epsilon == shorter.epsilon
+    assert found.summary["stopped"] == "after round 3 of 9: it was good enough"
+    assert json.loads((found.save(tmp_path / "a") / "summary.json").read_text())["rounds"] == 3
+
+
+def test_leaving_python_in_the_middle_of_a_loop_prints_nothing() -> None:
+    program = "import pdsl; it = pdsl.rounds('softmax', 'digits', rounds=3, privacy={'mode': 'none'}); next(it)"
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
+
+
+def test_a_result_is_not_pickled(result: pdsl.Result) -> None:
+    with refused("private records", "result.save", "pdsl.load"):
+        pickle.dumps(result)
+
+
+def test_progress_is_shown_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    train(progress=True)
+    assert "round 3/3" in capsys.readouterr().err
+    train()
+    assert capsys.readouterr().err == ""

@@ -31,7 +31,18 @@ from pdsl.training.experiment import prepare
 from pdsl.training.records import RoundRecord
 from pdsl.utils.errors import PdslError
 from pdsl.utils.random import Streams
-from tests.helpers.commands import PATIENCE, SMALL, Warnings, pdsl, result_of, rows_on_disk, settings, started, wait_for
+from tests.helpers.commands import (
+    PATIENCE,
+    SMALL,
+    Warnings,
+    files_of,
+    pdsl,
+    result_of,
+    rows_on_disk,
+    settings,
+    started,
+    wait_for,
+)
 from tests.helpers.refusals import refused
 
 T = 6
@@ -52,11 +63,6 @@ def resume(path: Path, *assignments: str) -> str:
     outcome = pdsl("run", "--json", "--resume", path, *settings(*assignments))
     assert outcome.code == 0, outcome.err
     return outcome.err
-
-
-def files_of(path: Path) -> dict[str, bytes]:
-    """Every file but the lock."""
-    return {str(f.relative_to(path)): f.read_bytes() for f in path.rglob("*") if f.is_file() and f.name != ".lock"}
 
 
 @pytest.fixture(scope="module")
@@ -163,11 +169,11 @@ def test_a_directory_that_is_no_run_cannot_be_resumed(tmp_path: Path, copy: Path
 
 def test_a_new_run_does_not_touch_an_old_one(copy: Path, tmp_path: Path) -> None:
     before = files_of(copy)
-    pdsl("run", "--out", copy, *settings(*SMALL)).refused(str(copy), "--resume", "--out")
+    pdsl("run", "--out", copy, *settings(*SMALL)).refused(str(copy), "--resume", "another folder")
     assert files_of(copy) == before
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").touch()
-    pdsl("run", "--out", tmp_path / "notes", *settings(*SMALL)).refused("notes", "not empty", "--out")
+    pdsl("run", "--out", tmp_path / "notes", *settings(*SMALL)).refused("notes", "not empty", "another folder")
 
 
 def test_runs_without_a_place_get_one_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

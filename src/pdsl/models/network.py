@@ -71,7 +71,7 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
 
 def load_vector(module: nn.Module, x: Tensor) -> None:
     """Set the trained parameters of a module to the vector x [d]."""
-    nn.utils.vector_to_parameters(x.detach().cpu(), trainable(module))
+    nn.utils.vector_to_parameters(x.detach().cpu().float(), trainable(module))
 
 
 def main_output(out: object) -> Tensor:

@@ -5,7 +5,6 @@ The metadata hold public values only: architecture, shape of a record, scaling c
 
 import copy
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +30,17 @@ def pack_model(e: Experiment, module: nn.Module) -> bytes:
     """Content of model.safetensors. Tensors with several names are stored once, as `save_model` of safetensors does."""
     names: dict[tuple[object, ...], str] = {}
     tensors: dict[str, Tensor] = {}
-    metadata = {"format": "pt", "pdsl": json.dumps(describe_model(e, module), ensure_ascii=False)}
+    aliases: dict[str, str] = {}
     for name, tensor in sorted(module.state_dict().items()):
         key = (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else (name,)
         if key in names:
-            metadata[name] = names[key]
+            aliases[name] = names[key]
         else:
             names[key] = name
             tensors[name] = tensor.clone().contiguous()
-    return save(tensors, metadata=metadata)
+    described = describe_model(e, module) | {"aliases": aliases}
+    # one entry: safetensors writes several in a random order, and equal runs have equal files
+    return save(tensors, metadata={"pdsl": json.dumps(described, ensure_ascii=False)})
 
 
 def describe_model(e: Experiment, module: nn.Module) -> JsonDict:
@@ -88,7 +89,7 @@ def read_metadata(file: Path) -> JsonDict:
 def build_module(file: Path, metadata: JsonDict, given: nn.Module | None) -> nn.Module:
     """The module of a model file: built in, named by a path, or `given`; with the stored weights."""
     module = _architecture(file, metadata) if given is None else copy.deepcopy(given)
-    load_weights(file, module)
+    load_weights(file, metadata, module)
     return module.eval()
 
 
@@ -104,12 +105,11 @@ def _architecture(file: Path, metadata: JsonDict) -> nn.Module:
     )
 
 
-def load_weights(file: Path, module: nn.Module) -> None:
+def load_weights(file: Path, metadata: JsonDict, module: nn.Module) -> None:
     """Load the stored weights into a module; PdslError unless they fit."""
     with safe_open(file, framework="pt") as stored:
         tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118  not a dict
-        aliases: Mapping[str, str] = stored.metadata() or {}
-    tensors |= {name: tensors[kept] for name, kept in aliases.items() if kept in tensors}
+    tensors |= {name: tensors[kept] for name, kept in metadata["aliases"].items()}
     try:
         module.load_state_dict(tensors)
     except RuntimeError as e:

@@ -176,7 +176,8 @@ def prepare(
     for name, passed, setting in objects:
         if setting == "python" and passed is None:
             raise PdslError(
-                f"this run's {name} was an object given in Python, which a config cannot name; use pdsl.train"
+                f"this run's {name} was an object given in Python, which a config cannot name; use pdsl.train, or"
+                f" pdsl.load(run, {name}=...) to audit it"
             )
     private = streams.secret and config.privacy.mode != "none"
     asked = graph.agents if graph else config.graph.agents if "agents" in config.graph.model_fields_set else None
