@@ -409,6 +409,14 @@ def test_leaving_python_in_the_middle_of_a_loop_prints_nothing() -> None:
     assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
 
 
+def test_a_saved_private_result_can_be_audited(tmp_path: Path) -> None:
+    private: dict[str, Any] = {"privacy": {"randomness": "system"}, "batch": {"records": 20}}
+    found = pdsl.train("softmax", "digits", graph={"agents": 3}, rounds=2, **private)
+    path = found.save(tmp_path / "a")
+    assert (path / "secret.key").stat().st_mode & 0o777 == 0o600
+    assert pdsl.load(path).audit(canaries=0).verdict.name == "PASS"
+
+
 def test_a_result_is_not_pickled(result: pdsl.Result) -> None:
     with refused("private records", "result.save", "pdsl.load"):
         pickle.dumps(result)

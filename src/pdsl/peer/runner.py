@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from pdsl.peer.attendance import QuorumError
@@ -31,6 +30,7 @@ from pdsl.privacy.statement import statement
 from pdsl.report import write_report
 from pdsl.runs.checkpoints import Checkpoint
 from pdsl.runs.directory import RunDirectory
+from pdsl.runs.model_file import pack_model
 from pdsl.settings import EngineSettings
 from pdsl.training.evaluation import evaluate, final_evaluation, finite
 from pdsl.training.experiment import check_device
@@ -343,10 +343,7 @@ class _PeerRun:
         if p.state is None or not p.rows:
             raise PdslError("no round was run: the budget or the neighbours did not allow one")
         evaluation = final_evaluation(self.e, p.state.x)
-        module = self.e.network.to_module(p.state.x[0])
-        # Cloned, because safetensors does not store one tensor under two names, as tied layers have.
-        tensors = {name: tensor.clone().contiguous() for name, tensor in module.state_dict().items()}
-        self.directory.write("model.safetensors", save(tensors))
+        self.directory.write("model.safetensors", pack_model(self.e, self.e.network.to_module(p.state.x[0])))
         run = [row for row in p.rows if "absent" not in row]
         summary = {
             "name": self.own.card.name,

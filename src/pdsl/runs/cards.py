@@ -79,7 +79,7 @@ def model_card(e: Experiment, summary: "Summary", ledger: bytes | None) -> str:
         [
             *header,
             "",
-            f"# {e.config.algorithm.name} on {e.data.name}",
+            f"# {e.config.algorithm.name} on {'own data' if e.data.name == 'python' else e.data.name}",
             "",
             f"Mean of the models of {e.graph.agents} agents on a graph ({e.graph.describe()}), after"
             f" {summary['rounds']} rounds of decentralised training. Task: {kind}."

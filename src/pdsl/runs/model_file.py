@@ -52,6 +52,7 @@ def describe_model(e: Experiment, module: nn.Module) -> JsonDict:
         "architecture": architecture,
         "input": describe_shape(x),
         "shape": list(x.shape[1:]) if isinstance(x, Tensor) else None,
+        "floats": isinstance(x, Tensor) and x.is_floating_point(),
         "scaling": None if scaling is None else scaling.as_dict(),
         "classes": list(e.data.class_names),
         "task": describe_task(task),
@@ -125,4 +126,5 @@ def read_predictor(metadata: JsonDict, module: nn.Module) -> Predictor:
         metadata["classes"],
         None if scaling is None else Scaling.from_dict(scaling),
         metadata["shape"],
+        metadata["floats"],
     )

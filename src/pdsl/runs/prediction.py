@@ -27,6 +27,7 @@ class Predictor:
     class_names: Sequence[str] = ()
     scaling: Scaling | None = None
     shape: Sequence[int] | None = None  # of one record; None: several inputs
+    floats: bool = True  # the model was trained on floats; else on integers
 
     def __call__(self, x: object) -> Predictions:
         """Class names or numbers, labels [n, labels], or numbers in the units of the targets."""
@@ -56,7 +57,9 @@ class Predictor:
                     f"records of shape {tuple(inputs.shape[1:])} given; the model was trained on {tuple(self.shape)}"
                 )
             inputs = inputs.reshape(len(inputs), *self.shape)
-        return inputs if self.scaling is None else self.scaling.apply(inputs)
+        if self.scaling is not None:
+            return self.scaling.apply(inputs)
+        return inputs.float() if self.floats else inputs
 
 
 def _as_tensor(x: object) -> Tensor:
@@ -73,4 +76,5 @@ def predictor_of(e: Experiment, module: nn.Module) -> Predictor:
     """Predictor of an experiment with a trained module."""
     x = e.test[0]
     shape = tuple(x.shape[1:]) if isinstance(x, Tensor) else None
-    return Predictor(module, e.task, e.data.class_names, e.data.scaling, shape)
+    floats = isinstance(x, Tensor) and x.is_floating_point()
+    return Predictor(module, e.task, e.data.class_names, e.data.scaling, shape, floats)

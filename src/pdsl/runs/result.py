@@ -177,13 +177,15 @@ class Result:
         return summarise(self)
 
     def save(self, path: str | PathLike[str]) -> Path:
-        """Write a run directory, as `pdsl run` does."""
+        """Write a run directory, as `pdsl run` does; with system randomness also its secret key."""
         e = self.experiment
         run = RunDirectory.create(Path(path), e.config.to_toml(), e.metadata(), e.owner_metadata())
         for row in self.rows:
             run.append(row)
         run.save(Checkpoint(len(self.rows), state_tensors(self.state), self.seconds), key=e.seal.checkpoint_key)
         finish(run, self)
+        if self.ledger is not None and e.streams.secret:
+            run.write_secret_key(e.seal.secret)
         return run.path
 
 
