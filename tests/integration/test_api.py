@@ -331,7 +331,7 @@ def test_an_own_loss_and_an_own_metric() -> None:
     assert task.kind == "custom"
     assert task.loss == "tests.integration.test_api:absolute_error"
     inputs, targets = found.experiment.test
-    assert found.score_of_mean == pytest.approx(float(absolute_error(found.model(inputs), targets).mean()))
+    assert found.score_of_mean == pytest.approx(absolute_error(found.model(inputs), targets).mean().item())
     assert found.rows[-1]["largest_error"] > 0  # type: ignore[typeddict-item]
     local = train(loss=lambda outputs, targets: absolute_error(outputs, targets))
     assert local.experiment.config.task.loss == "python"
