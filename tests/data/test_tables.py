@@ -14,6 +14,7 @@ from sklearn.preprocessing import StandardScaler
 from pdsl.config import commented_toml, validate
 from pdsl.config import load as load_config
 from pdsl.data import Data, Scaling, from_python, load, standardise
+from pdsl.runs.runner import run
 from pdsl.settings import DataSettings
 from pdsl.training.experiment import Experiment, prepare
 from pdsl.utils.random import Streams
@@ -227,3 +228,14 @@ def test_settings_of_a_table_survive_toml(tmp_path: Path) -> None:
     (tmp_path / "b.toml").write_text(commented_toml(config), encoding="utf-8")
     assert load_config(tmp_path / "b.toml") == config
     assert config.data.categories == {"blood": ("0", "A", "AB", "B")}
+
+
+def test_a_run_whose_agents_came_from_the_data_is_resumed(tmp_path: Path) -> None:
+    FRAME[["age", "dose", "hospital", "diagnosis"]].to_csv(tmp_path / "all.csv", index=False)
+    values = {"data": {"name": "csv", "path": str(tmp_path / "all.csv"), **OPTIONS}, "rounds": 2}
+    first = run(validate(values, "settings"), tmp_path / "run")
+    again = run(validate(values, "settings"), tmp_path / "run")
+    assert first is not None
+    assert again is not None
+    assert first["agents"] == again["agents"] == 3
+    assert again["models_sha256"] == first["models_sha256"]

@@ -103,6 +103,8 @@ def changed_settings(config: Config, run: RunDirectory) -> Iterator[tuple[str, o
     ours, stored = flat(config.resolve().as_dict()), flat(run.config())
     if ours["task.kind"] == "auto":  # the directory has the kind that was inferred from the data
         ours["task.kind"] = stored.get("task.kind")
+    if "agents" not in config.graph.model_fields_set:  # their number may have come from the data
+        ours["graph.agents"] = stored.get("graph.agents")
     given = run.given()  # settings that were chosen for the run, as they were given
     for name in sorted(ours.keys() | stored.keys()):
         if ours.get(name) not in (stored.get(name), given.get(name, stored.get(name))):
