@@ -293,6 +293,7 @@ def _check_context(e: Experiment) -> list[str]:
             "config": config,
             "network": e.network,
             "agreed": e.mechanisms,
+            "learning_rates": e.learning_rates,
             "records": records,
             "graph": e.graph,
         }
