@@ -49,7 +49,7 @@ KNOWN_FIELDS: dict[str, set[str]] = {  # of files that others may read; an unkno
         "agents", "edges", "parameters", "spectral_gap", "graph", "data", "validation", "test", "sigma", "attackers",
         "name", "agent", "names", "plan", "classes", "task", "kind", "metric", "higher_is_better", "graph_name",
         "schedule", "graphs", "order", "cyclic",
-        "versions", "pdsl", "torch", "python", "date",
+        "versions", "pdsl", "torch", "python", "date", "given", "algorithm.learning_rate",
     },
     "ledger.json": {
         "delta", "budget", "tied_to", "seal", "agents", "agent", "epsilon", "entries", "edges", "to", "messages",
@@ -62,7 +62,7 @@ KNOWN_FIELDS: dict[str, set[str]] = {  # of files that others may read; an unkno
         "confusion", "rmse", "rmse_of_mean", "rmse_per_agent", "mae", "r2", "residuals", "bins", "counts",
         "seconds", "run", "bytes", "bytes_between_processes", "graph", "data", "epsilon", "delta", "epsilon_per_agent",
         "adversaries", "sigma", "privacy", "stopped", "models_sha256", "notes",
-        "stop_rule", "monitor", "patience", "min_delta", "higher_is_better",
+        "learning_rate", "stop_rule", "monitor", "patience", "min_delta", "higher_is_better",
         "one intercepted message", "one curious neighbour", "all neighbours colluding", "the final models",
     },
 }  # fmt: skip
