@@ -16,8 +16,8 @@ from torch import nn
 
 from pdsl import topology
 from pdsl.algorithms import Algorithm
-from pdsl.config import Config, take_agents, validate
-from pdsl.data import data_path, from_python
+from pdsl.config import Config, validate
+from pdsl.data import data_path
 from pdsl.options import (
     AttackOptions,
     BatchOptions,
@@ -33,9 +33,11 @@ from pdsl.runs import runner
 from pdsl.runs.listeners import Listeners, Progress, RunListener
 from pdsl.runs.result import Result, RoundResult
 from pdsl.runs.runner import Objects
+from pdsl.saved import read_data
 from pdsl.settings import (
     AttackSettings,
     BatchSettings,
+    DataSettings,
     EngineSettings,
     GraphSettings,
     ModelSettings,
@@ -50,7 +52,6 @@ from pdsl.training.records import RoundRecord
 from pdsl.training.trainer import rounds as run_rounds
 from pdsl.utils.errors import PdslError, PrivacyWarning
 from pdsl.utils.imports import import_path
-from pdsl.utils.random import Streams
 from pdsl.utils.types import JsonDict
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def train(
     evaluate_every: int = 1,
     checkpoint_every: int = 1,
     ema_decay: float = 0.0,
+    test_path: str | None = None,
     target: str | Sequence[str] | None = None,
     owner: str | None = None,
     columns: Sequence[str] | None = None,
@@ -126,6 +128,7 @@ def train(
         evaluate_every: rounds between evaluations on the test set.
         checkpoint_every: rounds between checkpoints.
         ema_decay: EMA decay of the released models.
+        test_path: CSV and Parquet files: a file with test records.
         target: tables: column of the target.
         owner: tables: column with the agent that owns a record.
         columns: tables: columns that are inputs.
@@ -154,6 +157,7 @@ def train(
         evaluate_every=evaluate_every,
         checkpoint_every=checkpoint_every,
         ema_decay=ema_decay,
+        test_path=test_path,
         target=target,
         owner=owner,
         columns=columns,
@@ -201,6 +205,7 @@ def rounds(
     evaluate_every: int = 1,
     checkpoint_every: int = 1,
     ema_decay: float = 0.0,
+    test_path: str | None = None,
     target: str | Sequence[str] | None = None,
     owner: str | None = None,
     columns: Sequence[str] | None = None,
@@ -234,6 +239,7 @@ def rounds(
         evaluate_every=evaluate_every,
         checkpoint_every=checkpoint_every,
         ema_decay=ema_decay,
+        test_path=test_path,
         target=target,
         owner=owner,
         columns=columns,
@@ -283,7 +289,7 @@ def configure(
 ) -> tuple[Config, Objects]:
     """Settings as a checked config, and the objects that it cannot name."""
     values: JsonDict = {name: value for name, value in settings.items() if value is not None}
-    of_data = {name: values.pop(name) for name in DATA_SETTINGS if name in values}
+    of_data = {name: values.pop(name) for name in DataSettings.model_fields if name in values}
     values["data"] = {**(data_path(data) if isinstance(data, str) else {"name": "python"}), **of_data}
     values["model"] = _model_settings(model)
     given_graph, values["graph"] = _graph(graph, settings["rounds"])
@@ -294,17 +300,8 @@ def configure(
     objects: Objects = {"model": model if isinstance(model, nn.Module) else None, "graph": given_graph}
     objects |= {"loss": loss, "metric": metric, "data": None}
     if not isinstance(data, str):
-        private = config.privacy.randomness == "system" and config.privacy.mode != "none"
-        options = config.data.model_dump(exclude={"name"})
-        given = from_python(data, Streams(config.seed), task=config.task.kind, private=private, **options)
-        config = take_agents(config, given.agents)
-        objects["data"] = given
+        objects["data"] = read_data(data, config)
     return config, objects
-
-
-DATA_SETTINGS = (
-    *("target", "owner", "columns", "categories", "classes", "pixels", "scale", "validation", "test_fraction"),
-)
 
 
 def _model_settings(model: object) -> ModelSettings | JsonDict:

@@ -92,7 +92,9 @@ class Config(Section):
         name = default_model(data or self.data.name) if self.model.name == "auto" else self.model.name
         update = {
             "model": self.model.model_copy(update={"name": name}),
-            "data": self.data.model_copy(update={"path": _absolute(self.data.path)}),
+            "data": self.data.model_copy(
+                update={"path": _absolute(self.data.path), "test_path": _absolute(self.data.test_path)}
+            ),
             "graph": self.graph.model_copy(update={"path": _absolute(self.graph.path)}),
         }
         if self.privacy.mode == "total":

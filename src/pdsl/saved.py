@@ -12,7 +12,7 @@ from pdsl import config as configs
 from pdsl import topology
 from pdsl.algorithms import Algorithm
 from pdsl.config import Config
-from pdsl.data import from_python
+from pdsl.data import Data, from_python
 from pdsl.models.network import load_vector
 from pdsl.runs.directory import MODEL, SUMMARY, RunDirectory
 from pdsl.runs.model_file import build_module, read_metadata, read_predictor
@@ -131,8 +131,7 @@ class SavedRun:
         if (graph := objects.get("graph")) is not None and not isinstance(graph, Graph):
             objects["graph"] = topology.from_networkx(graph)
         if "data" in objects:
-            config = self.config
-            objects["data"] = from_python(objects["data"], Streams(config.seed), config.data.test_fraction)
+            objects["data"] = read_data(objects["data"], self.config)
         return audit_run(self.path, canaries, rounds, **objects)
 
     def _build(self) -> nn.Module:
@@ -142,3 +141,10 @@ class SavedRun:
     @cached_property
     def _predictor(self) -> Predictor:
         return read_predictor(read_metadata(self.path / MODEL), self.model)
+
+
+def read_data(data: object, config: Config) -> Data:
+    """Convert data given in Python, by the settings of a config."""
+    private = config.privacy.randomness == "system" and config.privacy.mode != "none"
+    options = config.data.model_dump(exclude={"name"})
+    return from_python(data, Streams(config.seed), task=config.task.kind, private=private, **options)

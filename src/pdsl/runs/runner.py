@@ -18,6 +18,7 @@ from pdsl import config as configs
 from pdsl.algorithms import Algorithm
 from pdsl.config import MAY_CHANGE, Config
 from pdsl.data import Data
+from pdsl.data.datasets import LOADERS
 from pdsl.engine.launch import Processes, SingleProcess
 from pdsl.privacy import Ledger, Mechanism
 from pdsl.privacy.seal import graph_digest, model_digest, tensors_digest
@@ -103,7 +104,7 @@ def changed_settings(config: Config, run: RunDirectory) -> Iterator[tuple[str, o
     ours, stored = flat(config.resolve().as_dict()), flat(run.config())
     if ours["task.kind"] == "auto":  # the directory has the kind that was inferred from the data
         ours["task.kind"] = stored.get("task.kind")
-    if "agents" not in config.graph.model_fields_set:  # their number may have come from the data
+    if "agents" not in config.graph.model_fields_set and config.data.name not in LOADERS:  # the owners of the data
         ours["graph.agents"] = stored.get("graph.agents")
     given = run.given()  # settings that were chosen for the run, as they were given
     for name in sorted(ours.keys() | stored.keys()):

@@ -280,8 +280,7 @@ def make_seal(
     besides: str = "",
 ) -> RunSeal:
     """The seal of a run: digests of everything that shapes its messages. `besides`: further identification."""
-    # records and graph are sealed, not their paths
-    paths = (*MAY_CHANGE, "data.path", "data.test_path", "graph.path")
+    paths = (*MAY_CHANGE, "data.path", "data.test_path", "graph.path")  # records and graph are sealed, not their paths
     loss = network.task.loss if isinstance(network.task, CustomTask) else None
     code = code_digest([type(config.algorithm), *([] if loss is None else [loss])])
     settings = settings_digest(config.as_dict(), paths) + code + besides
