@@ -393,3 +393,20 @@ def test_half_of_the_residuals() -> None:
     counts = [sum(low <= value < low + 1 for value in values) for low in bins[:-1]]
     assert "Half of them are within ±1 of" in describe_residuals(Residuals(bins, counts))
     assert describe_residuals(Residuals([0.0, 1.0], [0])) == "There are no test records."
+
+
+def test_edges_of_some_rounds_only_are_concluded_from_too(tmp_path: Path) -> None:
+    """A graph that changes: each edge between two agents is there in every other round."""
+    run = make_run(tmp_path / "run", M=8, T=80)
+
+    def phi(i: int, j: int, draw: random.Random) -> float:
+        return float(j == 3) + draw.gauss(0, 0.3)
+
+    with_phi(run, phi, M=8)
+    rows = read_rows(run)
+    for row in rows:
+        for e, (i, j, _) in enumerate(ring(8)):
+            if i != j and (i + j + row["round"]) % 4 < 2:
+                row["shapley"]["phi"][e] = row["shapley"]["share"][e] = None
+    write_rows(run, rows)
+    assert "Conclusion: agent 3 helped the others most. The other 7 do not differ beyond noise." in Page(run).text

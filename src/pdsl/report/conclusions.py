@@ -19,7 +19,7 @@ MAX_NAMED = 3  # agents named on each side
 
 
 class Contribution(NamedTuple):
-    """Advantage of an agent's messages over the average message: its t statistic, and the quantile it must exceed."""
+    """Effect of an agent's messages compared with the others': its t statistic, and the quantile it must exceed."""
 
     agent: int
     statistic: float
@@ -31,7 +31,7 @@ class Contribution(NamedTuple):
 
 
 def contributions(run: Run) -> list[Contribution]:
-    """The effect of each sender compared with the average sender, largest first; [] with too few rounds.
+    """The effect of each sender compared with the median sender, largest first; [] with too few rounds.
 
     Effects are in units of their spread in each block of rounds, because φ shrinks as training converges. The quantile
     holds for all agents together (Bonferroni).
@@ -53,7 +53,7 @@ def contributions(run: Run) -> list[Contribution]:
 
 
 def _sender_effects(run: Run, phi: Sequence[float | None]) -> dict[int, float]:
-    """Effect s_j of each sender in φ_ij = r_i + s_j + d·[i = j], by least squares, centred and divided by its spread.
+    """Effect s_j of each sender in φ_ij = r_i + s_j + d·[i = j], by least squares, minus the median, over the spread.
 
     The receiver's effect r_i is needed because receivers differ in how much any message helps them, and d because an
     agent's own message fits its own model. φ_ij is None for an edge without messages.
@@ -72,7 +72,7 @@ def _sender_effects(run: Run, phi: Sequence[float | None]) -> dict[int, float]:
             np.add.at(normal, (a[both], b[both]), 1.0)
     known = sorted({j for i, j, _ in present if i != j})
     effects = (np.linalg.pinv(normal, hermitian=True) @ moments)[[M + j for j in known]]
-    effects = effects - effects.mean() if known else effects
+    effects = effects - np.median(effects) if known else effects  # one agent that differs moves no other
     spread = float(np.sqrt(np.square(effects).mean())) if known else 0.0
     return dict(zip(known, (effects / spread if spread > NO_SPREAD else 0.0 * effects).tolist(), strict=True))
 
