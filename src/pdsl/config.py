@@ -244,6 +244,8 @@ ALIASES: dict[str, str] = {
     "batch.rate": "sample_rate sampling_rate",
     "algorithm.name": "optimizer optimiser optim algo method strategy aggregator",
     "algorithm.learning_rate": "lr eta gamma step_size stepsize learningrate",
+    "algorithm.schedule.kind": "schedule scheduler lr_schedule lr_scheduler",
+    "algorithm.schedule.warmup": "warmup_rounds warmup_steps warmup_epochs",
     "privacy.mode": "dp private",
     "privacy.target_epsilon": "epsilon eps target_eps total_epsilon budget privacy_budget",
     "privacy.delta": "target_delta",

@@ -20,6 +20,7 @@ SET: dict[str, list[str]] = {
     "privacy.epsilon=4": ["--set privacy.target_epsilon=4"],
     "loss=mse": ["did you mean task.loss?"],
     "criterion=mse": ["did you mean task.loss?"],
+    "scheduler=cosine": ["did you mean algorithm.schedule.kind?"],
     "optimizer=adam": ["did you mean algorithm.name?", ALGORITHM_LIST],
     "batch-size=3": ["--set batch.size=3"],
     "participation=.5": ["every agent takes part in every round"],
