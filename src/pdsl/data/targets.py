@@ -252,6 +252,8 @@ def _classes_of_integers(arrays: list[Array], names: list[str], private: bool) -
 
 def _to_numbers(array: Array, name: str, declared: tuple[str, ...]) -> Tensor:
     number = {value: k for k, value in enumerate(declared)}
+    if array.dtype.kind in "iu" and not any(value.lstrip("-").isdigit() for value in declared):
+        number = {str(k): k for k in range(len(declared))}  # the labels are names of the classes 0, 1, 2, …
     values, places = np.unique(array, return_inverse=True)
     known = np.array([number.get(str(value), -1) for value in values])
     if (known < 0).any():
