@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 import pdsl
-from pdsl.api import experiment
-from pdsl.training.experiment import Experiment
+from pdsl.api import configure
+from pdsl.training.experiment import Experiment, prepare
 from pdsl.training.trainer import rounds
 
 TIMES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -90,7 +90,8 @@ class Outcome:
 def run(job: tuple[str, float | None, int]) -> Outcome:
     torch.set_num_threads(1)
     settings = settings_of(*job)
-    e = experiment(**settings, evaluate_every=settings["rounds"])
+    config, objects = configure(**settings, evaluate_every=settings["rounds"])
+    e = prepare(config, **objects)
     scores = [score(e, times) for times in TIMES]
     return Outcome(e.learning_rates[0], scores, e.task.higher_is_better)
 

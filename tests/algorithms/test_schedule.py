@@ -372,3 +372,19 @@ def test_the_rate_of_each_round_is_public_in_the_result() -> None:
     result = pdsl.train("softmax", graph=pdsl.ring(4), algorithm=algorithm, rounds=4, privacy={"mode": "none"})
     assert result.experiment.learning_rates == (1, 1 / 2, 1 / 3, 1 / 4)
     assert result.summary["learning_rate"] == 1.0
+
+
+def test_a_function_given_in_python_is_given_again_to_resume(tmp_path: Path) -> None:
+    def train(rate: Callable[[int], float]) -> pdsl.Result:
+        algorithm = pdsl.PDSL(learning_rate=rate)
+        return pdsl.train(
+            "softmax", graph=pdsl.ring(4), algorithm=algorithm, rounds=4, out=tmp_path / "run", progress=False
+        )
+
+    whole = train(lambda t: 1 / t).summary["models_sha256"]
+    (tmp_path / "run/summary.json").unlink()
+    next((tmp_path / "run/checkpoint").glob("*4*")).unlink()
+    assert train(lambda t: 1 / t).summary["models_sha256"] == whole
+    (tmp_path / "run/summary.json").unlink()
+    with pytest.raises(PdslError, match="changed since the run started"):
+        train(lambda t: 2 / t)

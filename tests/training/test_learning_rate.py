@@ -13,7 +13,7 @@ from torch import nn
 import pdsl
 from pdsl import topology
 from pdsl.algorithms import ALGORITHMS
-from pdsl.api import experiment
+from pdsl.api import configure
 from pdsl.config import load, validate
 from pdsl.engine import LocalEngine
 from pdsl.engine.launch import SingleProcess
@@ -23,7 +23,7 @@ from pdsl.peer.identity import Identity
 from pdsl.privacy import Mechanism
 from pdsl.runs.runner import open_run
 from pdsl.tasks import Binary, MultiClass, Regression
-from pdsl.training.experiment import prepare
+from pdsl.training.experiment import Experiment, prepare
 from pdsl.training.learning_rate import MAX_REGRESSION_SHIFT, MAX_SHIFT, auto_learning_rate, model_scale, noise_per_step
 from pdsl.utils.random import KEY_BYTES
 from tests.helpers.commands import pdsl as command
@@ -105,11 +105,15 @@ def test_every_algorithm_has_a_rate_with_and_without_noise(name: str) -> None:
 
 
 def test_the_config_of_an_experiment_has_the_number() -> None:
-    e = experiment("softmax", graph=pdsl.ring(4), rounds=5)
+    def experiment(**settings: Any) -> Experiment:
+        config, objects = configure("softmax", "digits", graph=pdsl.ring(4), rounds=5, **settings)
+        return prepare(config, **objects)
+
+    e = experiment()
     number = e.config.algorithm.learning_rate
     assert e.learning_rates == (number,) * 5
     assert e.metadata()["given"] == {"algorithm.learning_rate": "auto"}
-    given = experiment("softmax", graph=pdsl.ring(4), rounds=5, algorithm=pdsl.PDSL(learning_rate=0.5))
+    given = experiment(algorithm=pdsl.PDSL(learning_rate=0.5))
     assert given.metadata()["given"] == {}
 
 

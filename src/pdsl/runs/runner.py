@@ -16,6 +16,7 @@ from torch import nn
 
 from pdsl import config as configs
 from pdsl.algorithms import Algorithm
+from pdsl.algorithms.schedule import PYTHON
 from pdsl.config import MAY_CHANGE, Config
 from pdsl.data import Data
 from pdsl.data.datasets import LOADERS
@@ -73,7 +74,7 @@ def open_run(
     ((chosen, resumes), *_) = ranks.gather([(str(folder), resumes)])  # rank 0 decides
     if not resumes:
         return start(config, Path(chosen), ranks, **objects)
-    return resume(Path(chosen), [], ranks, algorithm=type(config.algorithm), **objects)
+    return resume(Path(chosen), [], ranks, algorithm=config.algorithm, **objects)
 
 
 def _find(config: Config, out: Path | None) -> tuple[Path, bool]:
@@ -133,7 +134,7 @@ def resume(
     assignments: Sequence[str] = (),
     ranks: Processes = SINGLE_PROCESS,
     *,
-    algorithm: type[Algorithm] | None = None,
+    algorithm: Algorithm | type[Algorithm] | None = None,
     **objects: Unpack[Objects],
 ) -> tuple[Experiment, RunDirectory]:
     """Prepare the run in a directory again. The assignments may change only settings that change no record.
@@ -190,7 +191,7 @@ def _new_key(ranks: Processes) -> bytes:
 
 
 def _load(
-    path: Path, assignments: Sequence[str], algorithm: type[Algorithm] | None
+    path: Path, assignments: Sequence[str], algorithm: Algorithm | type[Algorithm] | None
 ) -> tuple[RunDirectory, Config, bytes | None, list[Mechanism] | None]:
     """A run's directory, settings, secret key and calibrated noise."""
     for assignment in assignments:
@@ -204,6 +205,10 @@ def _load(
     stored = run.config()
     if algorithm is not None:
         fields = {name: value for name, value in stored.get("algorithm", {}).items() if name != "name"}
+        if isinstance(algorithm, Algorithm):
+            if fields.get("learning_rate") == PYTHON:  # a function, which only the object has
+                fields["learning_rate"] = algorithm.learning_rate
+            algorithm = type(algorithm)
         stored["algorithm"] = algorithm.model_validate(fields)
     rounds = stored.get("rounds")
     config = configs.load(None, assignments, base=stored)
