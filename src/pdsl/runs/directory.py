@@ -60,7 +60,8 @@ class RunDirectory:
         It counts as a run as soon as config.toml exists; leftovers of a kill before that are ignored.
         """
         try:
-            if path.is_dir() and any(file.suffix != PART for file in path.iterdir()):
+            leftovers = (SETUP, OWNER)
+            if path.is_dir() and any(file.suffix != PART and file.name not in leftovers for file in path.iterdir()):
                 if (path / CONFIG).exists():
                     raise PdslError(f"{path} already holds a run; choose another folder")
                 raise PdslError(f"{path} is not empty; choose another folder")
@@ -127,11 +128,11 @@ class RunDirectory:
         self, config_toml: str, setup: Mapping[str, Any], owner: Mapping[str, Any] = MappingProxyType({})
     ) -> None:
         """Write settings and setup before the first round; `owner`: exact counts of private records."""
-        self.write(CONFIG, config_toml.encode())
         date = self._started() or datetime.now(UTC).isoformat(timespec="seconds")
         self.write(SETUP, json.dumps({**setup, "versions": versions(), "date": date}, ensure_ascii=False).encode())
         if owner:
             self.write(OWNER, json.dumps({"for": FOR_OWNER, **owner}).encode(), PRIVATE)
+        self.write(CONFIG, config_toml.encode())  # last: with it the directory counts as a run
 
     def graph(self) -> Graph:
         """The graph of the run, from setup.json."""
