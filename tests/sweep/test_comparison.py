@@ -1,6 +1,7 @@
 """`pdsl compare`: one task, one budget, the same trials for all; an interrupted comparison continues."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def test_all_have_the_same_trials_and_the_best_on_the_public_set_is_used(tmp_pat
         assert 0.97 * 8 <= line.epsilon <= 8
     assert comparison.lines[0].accuracy == max(line.accuracy or 0 for line in comparison.lines)
 
-    page = write_page(comparison).read_text(encoding="utf-8")
+    page = re.sub("<[^>]*>", "", write_page(comparison).read_text(encoding="utf-8"))
     assert all(name in page for name in ("d-psgd", "muffliato", "Accuracy over rounds"))
 
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("rows.jsonl")}
@@ -108,16 +109,11 @@ def test_mistakes_are_refused(tmp_path: Path) -> None:
 OWN = """
 from typing import ClassVar
 
-import pdsl
 from pdsl.algorithms.d_psgd import DPSGD
 
 
 class Slow(DPSGD):
     name: ClassVar[str] = "slow"
-
-
-class Rateless(pdsl.Algorithm):
-    name: ClassVar[str] = "rateless"
 """
 
 
@@ -148,6 +144,5 @@ def test_an_algorithm_of_ones_own_is_compared_by_its_path(own: str) -> None:
 
 
 def test_an_algorithm_of_ones_own_that_cannot_be_compared(own: str) -> None:
-    pdsl("compare", "--algorithms", f"{own}:Rateless").refused("no setting learning_rate", "compare tunes")
     pdsl("compare", "--algorithms", f"{own}:Nothing").refused("--algorithms", f"{own}:Nothing")
     pdsl("compare", "--algorithms", "json:dumps").refused("not a pdsl.Algorithm")
