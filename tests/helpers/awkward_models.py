@@ -198,7 +198,7 @@ CASES = [
         "group norm",
         lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(4 * 36, CLASSES)),
         IMAGE,
-        VMAPPED,
+        LAYERS,
     ),
     Case(
         "grouped convolution, padding by name and by reflection",
@@ -210,7 +210,7 @@ CASES = [
             nn.Linear(2 * 99, CLASSES),
         ),
         COLOUR,
-        VMAPPED,
+        LAYERS,
     ),
     Case("a layer run twice", Twice, VECTOR, VMAPPED),
     Case("a layer run twice under zeros", lambda: Twice(zero=True), VECTOR, VMAPPED),

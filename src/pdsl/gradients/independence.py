@@ -13,43 +13,17 @@ numbers.
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pdsl.gradients.per_example import LAYERS, PAD, RECORDS, VMAPPED, Kernel, has_own_parameters
+from pdsl.gradients.per_example import LAYERS, PAD, RECORDS, VMAPPED, Kernel
+from pdsl.gradients.vetted import is_vetted
 from pdsl.models.network import Network
-from pdsl.models.zoo import AlignedLinear, Centred, Flatten, MaxPool, RMSNorm, Tanh
 from pdsl.utils.errors import PdslError
 from pdsl.utils.inputs import Inputs, channels_last, concat, map_inputs, split
 
 TRIAL = 48  # records in the trial batch, a multiple of PAD
 OUTLIERS, DUPLICATES = 6, 2  # records among them
 MIN_AGREEING = 0.9  # share of the trial's records whose gradients must agree: rounding may decide an outlier's
-
-# Layers that treat every record independently. Together with nn.Sequential they contain no other Python code, so no
-# branch, counter or attribute can make records mix. Modules with other code are given one record at a time.
-POINTWISE: set[type[nn.Module]] = {
-    nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh,
-    nn.Sigmoid, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish, nn.LogSigmoid, nn.Threshold,
-    nn.Dropout, nn.Dropout2d, Tanh,
-}  # fmt: skip
-PER_RECORD: set[type[nn.Module]] = {
-    nn.Linear, AlignedLinear, nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d,
-    nn.ZeroPad2d, MaxPool, RMSNorm, Centred, Flatten,
-}  # fmt: skip
-
-
-def is_vetted(module: nn.Module) -> bool:
-    """Whether all its modules are of vetted types, without hooks and without a replaced forward."""
-    return all(_is_vetted(m) for m in module.modules())
-
-
-def _is_vetted(m: nn.Module) -> bool:
-    hooked = m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
-    if hooked or "forward" in vars(m):
-        return False
-    if type(m) is nn.Flatten:
-        return m.start_dim >= 1
-    return type(m) in POINTWISE | PER_RECORD | {nn.Sequential}
 
 
 def choose_kernel(network: Network, inputs: Inputs, targets: Tensor) -> Kernel:
@@ -68,7 +42,7 @@ def choose_kernel(network: Network, inputs: Inputs, targets: Tensor) -> Kernel:
     alone = [_alone(network, x, records, labels) for x in models[:2]]  # the third model amplifies rounding errors
     _check_state(network, models, records, labels, alone)
     _check_mixing(network, models, records)
-    candidates = (LAYERS, VMAPPED) if is_vetted(network.module) and _has_plain_layers(network) else (VMAPPED,)
+    candidates = (LAYERS, VMAPPED) if is_vetted(network.module) else (VMAPPED,)
     for kernel in (kernel for candidate in candidates for kernel in (candidate, candidate.with_one_shape)):
         try:
             right = all(_is_right(kernel, network, *at, records, labels) for at in zip(models, alone, strict=False))
@@ -77,20 +51,6 @@ def choose_kernel(network: Network, inputs: Inputs, targets: Tensor) -> Kernel:
         except Exception:  # a module that cannot be hooked or traced may raise any exception
             continue
     return RECORDS
-
-
-def _has_plain_layers(network: Network) -> bool:
-    """Whether every parameter belongs to exactly one layer, which is linear or a plain convolution."""
-    layers = [m for m in network.module.modules() if has_own_parameters(m)]
-    owned = sum(p.numel() for m in layers for p in m.parameters(recurse=False) if p.requires_grad)
-    return owned == network.num_parameters and all(
-        type(m) is nn.Linear or (type(m) is nn.Conv2d and _is_plain(m)) for m in layers
-    )
-
-
-def _is_plain(m: nn.Conv2d) -> bool:
-    zeros_around = m.padding_mode == "zeros" and not isinstance(m.padding, str)
-    return zeros_around and m.groups == 1
 
 
 def _trial_batch(inputs: Inputs, targets: Tensor) -> tuple[Inputs, Tensor]:

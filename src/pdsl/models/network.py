@@ -34,6 +34,7 @@ class Replica:
             at += p.numel()
         self.parameters = parameters
         self.state = _fingerprint_state(self.module)
+        self.copied: set[str] = set()  # trained parameters that have no formula for per-record gradients
 
     def load(self, x: Tensor) -> nn.Module:
         """Set the parameters to x [d] and return the module."""

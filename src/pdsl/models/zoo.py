@@ -46,10 +46,18 @@ class AlignedLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         if not torch.is_grad_enabled():  # evaluation on public records needs no fixed rounding
             return super().forward(input)
-        columns, rows = -self.in_features % ALIGNMENT, -self.out_features % ALIGNMENT
-        weight = nn.functional.pad(self.weight, (0, columns, 0, rows))
-        y = nn.functional.linear(nn.functional.pad(input, (0, columns)), weight)[..., : self.out_features]
-        return y if self.bias is None else y + self.bias
+        return aligned_linear(input, self.weight, self.bias)
+
+
+def aligned_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x Wᵀ + b, with x and W padded with zeros to widths that are multiples of 16."""
+    outputs, inputs = weight.shape
+    columns, rows = -inputs % ALIGNMENT, -outputs % ALIGNMENT
+    if not columns and not rows:
+        return nn.functional.linear(x, weight, bias)
+    padded = nn.functional.pad(weight, (0, columns, 0, rows))
+    y = nn.functional.linear(nn.functional.pad(x, (0, columns)), padded)[..., :outputs]
+    return y if bias is None else y + bias
 
 
 class RMSNorm(nn.Module):

@@ -1,0 +1,187 @@
+"""Per-record gradients of one parameter, from a layer's input a and the loss's derivative δ at the layer's output.
+
+Every formula gives each record's squared norm and any weighted sum of the records' gradients. A record's gradient is
+either built in float32, and norm and sum are those of the built numbers, or it is not built:
+
+- `Products`: Σ_t δ_t a_tᵀ, of a linear layer. The squared norm is ⟨AAᵀ, BBᵀ⟩ over pairs of positions (a Gram matrix).
+- `Lookups`: δ_t in row id_t, of an embedding. The squared norm is Σ δ_t·δ_s over pairs of positions with equal ids.
+
+Norms that are not those of built numbers are computed in float64, and a bound of their rounding error is added. So a
+norm is never below that of the gradient which is summed, and clipping bounds it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+ROUNDING = 2.0**-53  # relative rounding error of a float64 operation
+
+
+@dataclass(frozen=True)
+class PerRecord:
+    """Per-record gradients of one or several parameters, as their norms and weighted sums."""
+
+    squared_norms: Tensor  # [n] float64
+    # (factors f [n], mask of zero factors [n, 1]) → Σ_r f_r g_r [size] float64; masked rows may be infinite
+    sum_of: Callable[[Tensor, Tensor], Tensor]
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        return self.sum_of(factors, (factors == 0)[:, None])
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Gradients built as rows [n, size]. `layout` is (shape, order) if a row is the parameter's, permuted."""
+
+    g: Tensor
+    layout: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+
+    def build(self) -> Tensor:
+        """Gradients in the parameter's own order: [n, size]."""
+        if self.layout is None:
+            return self.g
+        shape, order = self.layout
+        return self.g.view(-1, *shape).permute(0, *(1 + axis for axis in order)).reshape(len(self.g), -1)
+
+    def per_record(self) -> PerRecord:
+        rows = self.g.double()
+
+        def sum_of(factors: Tensor, dropped: Tensor) -> Tensor:
+            total = factors @ rows.masked_fill(dropped, 0.0)
+            if self.layout is not None:
+                shape, order = self.layout
+                total = total.view(shape).permute(order)
+            return total.reshape(-1)
+
+        return PerRecord(torch.linalg.vector_norm(rows, dim=1).square(), sum_of)
+
+
+@dataclass(frozen=True)
+class Products:
+    """Gradients Σ_t δ_t a_tᵀ of a weight [out, in]. `first` and `of` place it in rows of a taller parameter."""
+
+    delta: Tensor  # [n, T, out]
+    a: Tensor  # [n, T, in]
+    first: int = 0
+    of: int = 0  # rows of the parameter; 0: out
+
+    def build(self) -> Tensor:
+        """Gradients [n, size]."""
+        g = torch.bmm(self.delta.transpose(1, 2), self.a)
+        if self.of:
+            g = torch.nn.functional.pad(g, (0, 0, self.first, self.of - self.first - g.shape[1]))
+        return g.flatten(1)
+
+    def per_record(self) -> PerRecord:
+        _, T, out = self.delta.shape
+        columns = self.a.shape[2]
+        if T > 1 and T * (out + columns) > 2 * out * columns:
+            return Rows(self.build()).per_record()
+        delta, a = self.delta.double(), self.a.double()
+        sizes = delta.square().sum(2) * a.square().sum(2)  # [n, T]
+        if T == 1:
+            squared_norms = sizes[:, 0]
+        else:
+            gram = torch.bmm(delta, delta.transpose(1, 2)).mul_(torch.bmm(a, a.transpose(1, 2)))
+            squared_norms = gram.sum((1, 2)) + _slack(T, out + columns) * sizes.sqrt().sum(1).square()
+
+        def sum_of(factors: Tensor, dropped: Tensor) -> Tensor:
+            scaled = delta.masked_fill(dropped[:, None], 0.0).mul_(factors[:, None, None])
+            kept = a.masked_fill(dropped[:, None], 0.0)
+            total = scaled.view(-1, out).T @ kept.view(-1, columns)
+            if self.of:
+                total = torch.nn.functional.pad(total, (0, 0, self.first, self.of - self.first - out))
+            return total.reshape(-1)
+
+        return PerRecord(squared_norms, sum_of)
+
+
+@dataclass(frozen=True)
+class Lookups:
+    """Gradients of an embedding's weight [vocabulary, dim]: δ_t is added to row id_t."""
+
+    ids: Tensor  # [n, T]
+    delta: Tensor  # [n, T, dim]
+    vocabulary: int
+
+    def build(self) -> Tensor:
+        """Gradients [n, size]."""
+        n, _, dim = self.delta.shape
+        rows = self.delta.new_zeros(n, self.vocabulary, dim)
+        return rows.scatter_add_(1, self.ids[..., None].expand_as(self.delta), self.delta).flatten(1)
+
+    def per_record(self) -> PerRecord:
+        n, T, dim = self.delta.shape
+        delta = self.delta.double()
+        if T == 1:
+            squared_norms = delta.square().sum((1, 2))
+        elif 4 * dim >= T:
+            equal = self.ids[:, :, None] == self.ids[:, None]
+            gram = torch.bmm(delta, delta.transpose(1, 2)).masked_fill_(~equal, 0.0)
+            sizes = torch.linalg.vector_norm(delta, dim=2)
+            squared_norms = gram.sum((1, 2)) + _slack(T, dim) * sizes.sum(1).square()
+        else:  # long sequences: add up equal ids of a record first
+            record = torch.arange(n, device=self.ids.device)[:, None]
+            keys, place = torch.unique(self.ids + self.vocabulary * record, return_inverse=True)
+            rows = delta.new_zeros(len(keys), dim).index_add_(0, place.view(-1), delta.view(-1, dim))
+            squares = rows.square().sum(1)
+            squared_norms = squares.new_zeros(n).index_add_(0, keys // self.vocabulary, squares)
+
+        def sum_of(factors: Tensor, dropped: Tensor) -> Tensor:
+            scaled = delta.masked_fill(dropped[:, None], 0.0).mul_(factors[:, None, None])
+            total = delta.new_zeros(self.vocabulary, dim)
+            return total.index_add_(0, self.ids.reshape(-1), scaled.view(-1, dim)).reshape(-1)
+
+        return PerRecord(squared_norms, sum_of)
+
+
+Gradient = Rows | Products | Lookups
+
+
+def combine(gradients: Sequence[Gradient], n: int, size: int, device: torch.device) -> PerRecord:
+    """Per-record gradients of one parameter that is used once, several times, or never."""
+    if not gradients:
+        zero = torch.zeros(n, dtype=torch.float64, device=device)
+        return PerRecord(zero, lambda factors, dropped: zero.new_zeros(size))
+    if len(gradients) == 1:
+        return gradients[0].per_record()
+    products = [g for g in gradients if isinstance(g, Products)]
+    if len(products) == len(gradients):
+        slices = sorted({(g.first, g.first + g.delta.shape[2]) for g in products})
+        if all(end <= start for (_, end), (start, _) in pairwise(slices)):
+            of_slice = [_join([g for g in products if g.first == first]) for first, _ in slices]
+            return _add([g.per_record() for g in of_slice])
+    lookups = [g for g in gradients if isinstance(g, Lookups)]
+    if len(lookups) == len(gradients):
+        ids, delta = torch.cat([g.ids for g in lookups], dim=1), torch.cat([g.delta for g in lookups], dim=1)
+        return replace(lookups[0], ids=ids, delta=delta).per_record()
+    built = gradients[0].build().clone()
+    for g in gradients[1:]:
+        built += g.build()
+    return Rows(built).per_record()
+
+
+def _join(products: Sequence[Products]) -> Products:
+    """Several uses of the same weight as one use with more positions."""
+    if len(products) == 1:
+        return products[0]
+    delta = torch.cat([g.delta for g in products], dim=1)
+    return replace(products[0], delta=delta, a=torch.cat([g.a for g in products], dim=1))
+
+
+def _add(parts: Sequence[PerRecord]) -> PerRecord:
+    """Gradients of different rows of one parameter."""
+    squared_norms = torch.stack([part.squared_norms for part in parts]).sum(0)
+
+    def sum_of(factors: Tensor, dropped: Tensor) -> Tensor:
+        return torch.stack([part.sum_of(factors, dropped) for part in parts]).sum(0)
+
+    return PerRecord(squared_norms, sum_of)
+
+
+def _slack(positions: int, width: int) -> float:
+    """Bound of the error of a squared norm from Gram matrices, relative to (Σ_t ‖δ_t‖‖a_t‖)²."""
+    return (positions**2 + 2 * width + 16) * ROUNDING
