@@ -66,14 +66,15 @@ def clip_per_sample(
     Guarantee: adding or removing one record moves the result by at most C/divisor. An empty batch gives zero. A
     record whose gradient has a non-finite entry counts as zero and takes the same operations as any other.
     """
-    total = torch.zeros_like(x, dtype=torch.float64)
+    total: Tensor | None = None
     for a, b in zip(split(inputs, kernel.block), torch.split(labels, kernel.block), strict=True):
         if len(b):
             of_block = kernel.gradients(network, x, a, b)
-            total += of_block.weighted_sum(clip_factors(of_block.squared_norms, C))
+            part = of_block.weighted_sum(clip_factors(of_block.squared_norms, C))
+            total = part if total is None else total.add_(part)
     if kernel is not LAYERS:
         network.check_state()
-    return total / divisor
+    return torch.zeros_like(x, dtype=torch.float64) if total is None else total / divisor
 
 
 GradientKey = tuple[int, int, int, bytes]  # round, local step, agent, digest of the model

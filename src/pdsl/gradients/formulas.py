@@ -10,7 +10,7 @@ Norms that are not those of built numbers are computed in float64, and a bound o
 norm is never below that of the gradient which is summed, and clipping bounds it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -18,6 +18,9 @@ import torch
 from torch import Tensor
 
 ROUNDING = 2.0**-53  # relative rounding error of a float64 operation
+CACHED = 2**18  # numbers of a chunk of rows
+CHUNK = 16  # records of a sequence whose products are computed in float64 together
+MAX_BUILT = 2**24  # numbers of a parameter's gradients that are kept between norms and sum
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class PerRecord:
     """Per-record gradients of one or several parameters, as their norms and weighted sums."""
 
     squared_norms: Tensor  # [n] float64
-    # (factors f [n], mask of zero factors [n, 1]) → Σ_r f_r g_r [size] float64; masked rows may be infinite
+    # (factors f [n], mask of zero factors [n, 1]) → Σ_r f_r g_r [size] float64; rows with factor 0 may be infinite
     sum_of: Callable[[Tensor, Tensor], Tensor]
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
@@ -47,16 +50,48 @@ class Rows:
         return self.g.view(-1, *shape).permute(0, *(1 + axis for axis in order)).reshape(len(self.g), -1)
 
     def per_record(self) -> PerRecord:
-        rows = self.g.double()
-
         def sum_of(factors: Tensor, dropped: Tensor) -> Tensor:
-            total = factors @ rows.masked_fill(dropped, 0.0)
+            total = sum_rows(_chunks(self.g), factors)
             if self.layout is not None:
                 shape, order = self.layout
                 total = total.view(shape).permute(order)
             return total.reshape(-1)
 
-        return PerRecord(torch.linalg.vector_norm(rows, dim=1).square(), sum_of)
+        return PerRecord(norms_of(self.g).square(), sum_of)
+
+
+def norms_of(rows: Tensor) -> Tensor:
+    """Norms over the last dimension, in float64."""
+    return torch.cat([torch.linalg.vector_norm(chunk, dim=-1) for chunk in in_float64(_chunks(rows))])
+
+
+def in_float64(chunks: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Chunks of rows as float64, one after the other in the same memory, which stays in the cache."""
+    buffer = None
+    for chunk in chunks:
+        if buffer is None:
+            buffer = torch.empty(chunk.shape, dtype=torch.float64, device=chunk.device)
+        yield buffer[: len(chunk)].copy_(chunk)
+
+
+def sum_rows(chunks: Iterable[Tensor], factors: Tensor) -> Tensor:
+    """Σ_r f_r g_r in float64. A row with a number that is not finite has factor 0."""
+    total, start = torch.zeros((), dtype=torch.float64, device=factors.device), 0
+    for rows in in_float64(chunks):
+        end = start + len(rows)
+        total = total if start else total.new_zeros(rows.shape[1])
+        total.addmv_(rows.nan_to_num_().T, factors[start:end])
+        start = end
+    return total
+
+
+def _chunks(rows: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(rows, _chunk(max(1, rows[0].numel())))
+
+
+def _chunk(size: int) -> int:
+    """Records whose gradients of this size fit into a cache together."""
+    return max(1, CACHED // size)
 
 
 @dataclass(frozen=True)
@@ -76,27 +111,52 @@ class Products:
         return g.flatten(1)
 
     def per_record(self) -> PerRecord:
+        n, T, out = self.delta.shape
+        columns = self.a.shape[2]
+        size, width = out * columns, out + columns
+        # measured costs per record, in products of float32 numbers
+        built, unbuilt = size * (T + 55), 2 * T * (size + T * width) + 200 * T * width
+        if T > 1 and built < unbuilt:
+            return Rows(self.build()).per_record() if n * size <= MAX_BUILT else self._rebuilt()
+        return self._unbuilt()
+
+    def _rebuilt(self) -> PerRecord:
+        """Gradients that are built twice, a few records at a time: once for the norms and once for the sum."""
+
+        def chunks() -> Iterator[Tensor]:
+            size = _chunk(self.delta.shape[2] * self.a.shape[2])
+            for delta, a in zip(torch.split(self.delta, size), torch.split(self.a, size), strict=True):
+                yield replace(self, delta=delta, a=a).build()
+
+        norms = torch.cat([torch.linalg.vector_norm(chunk, dim=1) for chunk in in_float64(chunks())])
+        return PerRecord(norms.square(), lambda factors, dropped: sum_rows(chunks(), factors))
+
+    def _unbuilt(self) -> PerRecord:
         _, T, out = self.delta.shape
         columns = self.a.shape[2]
-        if T > 1 and T * (out + columns) > 2 * out * columns:
-            return Rows(self.build()).per_record()
-        delta, a = self.delta.double(), self.a.double()
-        sizes = delta.square().sum(2) * a.square().sum(2)  # [n, T]
-        if T == 1:
-            squared_norms = sizes[:, 0]
-        else:
-            gram = torch.bmm(delta, delta.transpose(1, 2)).mul_(torch.bmm(a, a.transpose(1, 2)))
-            squared_norms = gram.sum((1, 2)) + _slack(T, out + columns) * sizes.sqrt().sum(1).square()
+        sizes = norms_of(self.delta) * norms_of(self.a)  # [n, T]
+        norms = sizes[:, 0].square()
+        if T > 1:
+            parts = zip(torch.split(self.delta, CHUNK), torch.split(self.a, CHUNK), strict=True)
+            gram = torch.cat([_gram(delta.double()).mul_(_gram(a.double())).sum((1, 2)) for delta, a in parts])
+            norms = gram + _slack(T, out + columns) * sizes.sum(1).square()
 
         def sum_of(factors: Tensor, dropped: Tensor) -> Tensor:
-            scaled = delta.masked_fill(dropped[:, None], 0.0).mul_(factors[:, None, None])
-            kept = a.masked_fill(dropped[:, None], 0.0)
-            total = scaled.view(-1, out).T @ kept.view(-1, columns)
+            total = torch.zeros(out, columns, dtype=torch.float64, device=factors.device)
+            size = len(factors) if T == 1 else CHUNK
+            tensors = [self.delta, self.a, factors[:, None, None]]
+            for delta, a, f in zip(*(torch.split(t, size) for t in tensors), strict=True):
+                scaled = delta.double().nan_to_num_().mul_(f)
+                total.addmm_(scaled.view(-1, out).T, a.double().nan_to_num_().view(-1, columns))
             if self.of:
                 total = torch.nn.functional.pad(total, (0, 0, self.first, self.of - self.first - out))
             return total.reshape(-1)
 
-        return PerRecord(squared_norms, sum_of)
+        return PerRecord(norms, sum_of)
+
+
+def _gram(t: Tensor) -> Tensor:
+    return torch.bmm(t, t.transpose(1, 2))
 
 
 @dataclass(frozen=True)
@@ -117,25 +177,25 @@ class Lookups:
         n, T, dim = self.delta.shape
         delta = self.delta.double()
         if T == 1:
-            squared_norms = delta.square().sum((1, 2))
+            norms = delta.square().sum((1, 2))
         elif 4 * dim >= T:
             equal = self.ids[:, :, None] == self.ids[:, None]
-            gram = torch.bmm(delta, delta.transpose(1, 2)).masked_fill_(~equal, 0.0)
+            gram = _gram(delta).masked_fill_(~equal, 0.0)
             sizes = torch.linalg.vector_norm(delta, dim=2)
-            squared_norms = gram.sum((1, 2)) + _slack(T, dim) * sizes.sum(1).square()
+            norms = gram.sum((1, 2)) + _slack(T, dim) * sizes.sum(1).square()
         else:  # long sequences: add up equal ids of a record first
             record = torch.arange(n, device=self.ids.device)[:, None]
             keys, place = torch.unique(self.ids + self.vocabulary * record, return_inverse=True)
             rows = delta.new_zeros(len(keys), dim).index_add_(0, place.view(-1), delta.view(-1, dim))
             squares = rows.square().sum(1)
-            squared_norms = squares.new_zeros(n).index_add_(0, keys // self.vocabulary, squares)
+            norms = squares.new_zeros(n).index_add_(0, keys // self.vocabulary, squares)
 
         def sum_of(factors: Tensor, dropped: Tensor) -> Tensor:
-            scaled = delta.masked_fill(dropped[:, None], 0.0).mul_(factors[:, None, None])
+            scaled = delta.nan_to_num().mul_(factors[:, None, None])
             total = delta.new_zeros(self.vocabulary, dim)
             return total.index_add_(0, self.ids.reshape(-1), scaled.view(-1, dim)).reshape(-1)
 
-        return PerRecord(squared_norms, sum_of)
+        return PerRecord(norms, sum_of)
 
 
 Gradient = Rows | Products | Lookups
@@ -174,12 +234,12 @@ def _join(products: Sequence[Products]) -> Products:
 
 def _add(parts: Sequence[PerRecord]) -> PerRecord:
     """Gradients of different rows of one parameter."""
-    squared_norms = torch.stack([part.squared_norms for part in parts]).sum(0)
+    norms = torch.stack([part.squared_norms for part in parts]).sum(0)
 
     def sum_of(factors: Tensor, dropped: Tensor) -> Tensor:
         return torch.stack([part.sum_of(factors, dropped) for part in parts]).sum(0)
 
-    return PerRecord(squared_norms, sum_of)
+    return PerRecord(norms, sum_of)
 
 
 def _slack(positions: int, width: int) -> float:

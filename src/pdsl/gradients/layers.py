@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -126,9 +127,23 @@ def _group_norm(tape: Tape, layer: nn.GroupNorm) -> Forward:
         inside = tape.one_record_at_a_time
         if x.ndim < 2 + inside:
             raise RuntimeError("GroupNorm over the records")
-        rows = x.flatten(0, 1) if inside else x
-        normal = functional.group_norm(rows, layer.num_groups, None, None, layer.eps)
-        return _affine(tape, layer, normal.view(x.shape), 1 + inside)
+        rows = (x.flatten(0, 1) if inside else x).contiguous()  # three times faster than channels last
+        weight, bias, (n, channels) = layer.weight, layer.bias, rows.shape[:2]
+        fixed = [None if p is None else p.detach() for p in (weight, bias)]
+        sizes = (n, channels, rows[0, 0].numel(), layer.num_groups)
+        out, mean, rstd = torch.native_group_norm(rows, *fixed, *sizes, layer.eps)
+
+        def formula(delta: Tensor) -> Parts:
+            delta = delta.reshape(n, channels, -1)
+            of_bias = delta.sum(2)
+            centre, scale = (t.repeat_interleave(channels // layer.num_groups, 1).double() for t in (mean, rstd))
+            products = (delta * rows.detach().view(n, channels, -1)).sum(2)
+            of_weight = (products.double() - centre * of_bias.double()) * scale
+            by_record = [g.float().view(len(x), -1, channels).sum(1) for g in (of_weight, of_bias)]
+            pairs = zip((weight, bias), by_record, strict=True)
+            return [(p, Rows(g)) for p, g in pairs if p is not None and p.requires_grad]
+
+        return tape.record(out.view(x.shape), [rows], [weight, bias], formula)
 
     return lambda input: tape.enter(run, input)
 
