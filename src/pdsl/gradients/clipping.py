@@ -74,7 +74,7 @@ def clip_per_sample(
             total = part if total is None else total.add_(part)
     if kernel is not LAYERS:
         network.check_state()
-    return torch.zeros_like(x, dtype=torch.float64) if total is None else total / divisor
+    return torch.zeros_like(x, dtype=torch.float64) if total is None else total.div_(divisor)
 
 
 GradientKey = tuple[int, int, int, bytes]  # round, local step, agent, digest of the model

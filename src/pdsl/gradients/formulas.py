@@ -134,25 +134,38 @@ class Products:
     def _unbuilt(self) -> PerRecord:
         _, T, out = self.delta.shape
         columns = self.a.shape[2]
+        if T == 1:
+            return self._outer()
         sizes = norms_of(self.delta) * norms_of(self.a)  # [n, T]
-        norms = sizes[:, 0].square()
-        if T > 1:
-            parts = zip(torch.split(self.delta, CHUNK), torch.split(self.a, CHUNK), strict=True)
-            gram = torch.cat([_gram(delta.double()).mul_(_gram(a.double())).sum((1, 2)) for delta, a in parts])
-            norms = gram + _slack(T, out + columns) * sizes.sum(1).square()
+        parts = zip(torch.split(self.delta, CHUNK), torch.split(self.a, CHUNK), strict=True)
+        gram = torch.cat([_gram(delta.double()).mul_(_gram(a.double())).sum((1, 2)) for delta, a in parts])
+        norms = gram + _slack(T, out + columns) * sizes.sum(1).square()
 
         def sum_of(factors: Tensor, dropped: Tensor) -> Tensor:
             total = torch.zeros(out, columns, dtype=torch.float64, device=factors.device)
-            size = len(factors) if T == 1 else CHUNK
             tensors = [self.delta, self.a, factors[:, None, None]]
-            for delta, a, f in zip(*(torch.split(t, size) for t in tensors), strict=True):
+            for delta, a, f in zip(*(torch.split(t, CHUNK) for t in tensors), strict=True):
                 scaled = delta.double().nan_to_num_().mul_(f)
                 total.addmm_(scaled.view(-1, out).T, a.double().nan_to_num_().view(-1, columns))
-            if self.of:
-                total = torch.nn.functional.pad(total, (0, 0, self.first, self.of - self.first - out))
-            return total.reshape(-1)
+            return self._place(total)
 
         return PerRecord(norms, sum_of)
+
+    def _outer(self) -> PerRecord:
+        """Gradients δ aᵀ of one position: the norm is a product of norms, the sum a matrix product."""
+        delta, a = self.delta[:, 0].double(), self.a[:, 0].double()
+        norms = torch.linalg.vector_norm(delta, dim=1) * torch.linalg.vector_norm(a, dim=1)
+
+        def sum_of(factors: Tensor, dropped: Tensor) -> Tensor:
+            return self._place((delta.nan_to_num() * factors[:, None]).T @ a.nan_to_num())
+
+        return PerRecord(norms.square(), sum_of)
+
+    def _place(self, total: Tensor) -> Tensor:
+        """The sum in its rows of the parameter, flat."""
+        if self.of:
+            total = torch.nn.functional.pad(total, (0, 0, self.first, self.of - self.first - len(total)))
+        return total.reshape(-1)
 
 
 def _gram(t: Tensor) -> Tensor:

@@ -5,8 +5,7 @@ forward. It records the layer's use on the tape. Inside vmap a record has a batc
 are treated like positions, and summed.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -129,9 +128,9 @@ def _group_norm(tape: Tape, layer: nn.GroupNorm) -> Forward:
             raise RuntimeError("GroupNorm over the records")
         rows = (x.flatten(0, 1) if inside else x).contiguous()  # three times faster than channels last
         weight, bias, (n, channels) = layer.weight, layer.bias, rows.shape[:2]
-        fixed = [None if p is None else p.detach() for p in (weight, bias)]
-        sizes = (n, channels, rows[0, 0].numel(), layer.num_groups)
-        out, mean, rstd = torch.native_group_norm(rows, *fixed, *sizes, layer.eps)
+        w, b = (None if p is None else p.detach() for p in (weight, bias))
+        pixels = rows[0, 0].numel()
+        out, mean, rstd = torch.native_group_norm(rows, w, b, n, channels, pixels, layer.num_groups, layer.eps)
 
         def formula(delta: Tensor) -> Parts:
             delta = delta.reshape(n, channels, -1)
@@ -233,21 +232,3 @@ def forward_of(tape: Tape, layer: nn.Module) -> Forward | None:
     except NotImplementedError:
         pass
     return None
-
-
-@contextmanager
-def with_formulas(tape: Tape, copied: set[int]) -> Iterator[None]:
-    """Run layers by their formulas, except those with a parameter (by id) that has a copy per record."""
-    replaced = []
-    for layer in tape.replica.module.modules():
-        if any(id(p) in copied for p in layer.parameters()):
-            continue
-        forward = forward_of(tape, layer)
-        if forward is not None:
-            vars(layer)["forward"] = forward
-            replaced.append(layer)
-    try:
-        yield
-    finally:
-        for layer in replaced:
-            del vars(layer)["forward"]

@@ -20,10 +20,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pdsl.gradients.formulas import PerRecord, Rows
-from pdsl.gradients.layers import forward_of, with_formulas
-from pdsl.gradients.tape import Tape, UnsuitableError
-from pdsl.gradients.vetted import is_vetted
-from pdsl.models.network import Network, Replica, main_output
+from pdsl.gradients.plan import plan_of
+from pdsl.gradients.tape import UnsuitableError
+from pdsl.models.network import Network, main_output
 from pdsl.utils.inputs import Inputs, call, map_inputs, split
 
 __all__ = ["LAYERS", "RECORDS", "VMAPPED", "Kernel", "PerRecord"]
@@ -79,17 +78,8 @@ def pad_records(rows: Tensor, multiple: int) -> Tensor:
 
 
 def _by_layers(network: Network, x: Tensor, inputs: Inputs, targets: Tensor) -> list[PerRecord]:
-    """Gradients of a network of vetted layers, which all have formulas or no parameters, in one backward pass."""
-    replica = network.replica()
-    replica.load(x)
-    if not is_vetted(network.module):
-        raise RuntimeError("the module has code of its own")
-    if copied_parameters(replica, vmapped=False):
-        raise RuntimeError("a parameter has no formula")
-    tape = Tape(replica, one_record_at_a_time=False)
-    with with_formulas(tape, set()):
-        losses = network.task.losses(tape.forward(network, inputs, {}), targets)
-    return tape.gradients(losses, {})
+    """Gradients of a network of vetted layers with formulas, in one backward pass; RuntimeError for other modules."""
+    return _by_formulas(network, x, inputs, targets, one_record_at_a_time=False)
 
 
 def _by_vmap(network: Network, x: Tensor, inputs: Inputs, targets: Tensor) -> list[PerRecord]:
@@ -99,10 +89,9 @@ def _by_vmap(network: Network, x: Tensor, inputs: Inputs, targets: Tensor) -> li
     whose layer's input is changed in place, get one too, in this call and in all later ones.
     """
     replica = network.replica()
-    replica.load(x)
     while True:
         try:
-            return _with_copies(network, replica, inputs, targets)
+            return _by_formulas(network, x, inputs, targets, one_record_at_a_time=True)
         except UnsuitableError as e:
             ids = {id(p) for p in e.parameters}
             more = {name for name, p in replica.module.named_parameters() if id(p) in ids} - replica.copied
@@ -111,39 +100,29 @@ def _by_vmap(network: Network, x: Tensor, inputs: Inputs, targets: Tensor) -> li
             replica.copied |= more
 
 
-def _with_copies(network: Network, replica: Replica, inputs: Inputs, targets: Tensor) -> list[PerRecord]:
-    n, names = len(targets), copied_parameters(replica, vmapped=True)
-    named = dict(replica.module.named_parameters())
-    copies = {name: named[name].detach().expand(n, *named[name].shape).requires_grad_() for name in names}
-    tape = Tape(replica, one_record_at_a_time=True)
-    with with_formulas(tape, {id(named[name]) for name in names}):
-        losses = network.task.losses(tape.forward(network, inputs, copies), targets)
-    return tape.gradients(losses, copies)
-
-
-def copied_parameters(replica: Replica, vmapped: bool) -> list[str]:
-    """Names of the parameters without a formula: each record gets a copy, and its gradient is built."""
-    tape = Tape(replica, vmapped)
-    named = [(name, p) for name, p in replica.module.named_parameters() if p.requires_grad]
-    found = {id(p) for name, p in named if name in replica.copied}
-    while True:
-        before = len(found)
-        for layer in replica.module.modules():
-            own = {id(p) for p in layer.parameters(recurse=False)}
-            if own & found or forward_of(tape, layer) is None:
-                found |= {id(p) for p in layer.parameters(recurse=False) if p.requires_grad}
-        if len(found) == before:
-            return [name for name, p in named if id(p) in found]
+def _by_formulas(
+    network: Network, x: Tensor, inputs: Inputs, targets: Tensor, one_record_at_a_time: bool
+) -> list[PerRecord]:
+    replica = network.replica()
+    replica.load(x)
+    plan = plan_of(replica, one_record_at_a_time)
+    copies = plan.copies(len(targets))
+    with plan.with_formulas() as tape:
+        losses = network.task.losses(tape.forward(network, plan.arrange(inputs), copies), targets)
+        return tape.gradients(losses, copies)
 
 
 def _outputs_by_vmap(network: Network, x: Tensor, inputs: Inputs) -> Tensor:
     """Outputs as in training, because every record is then rounded alike."""
     replica = network.replica()
     replica.load(x)
+    plan = plan_of(replica, one_record_at_a_time=True)
     blocks = (map_inputs(lambda t: pad_records(t, ONE_SHAPE), block) for block in split(inputs, ONE_SHAPE))
-    tape = Tape(replica, one_record_at_a_time=True)
-    with torch.enable_grad(), with_formulas(tape, set()):
-        return torch.cat([tape.forward(network, block, {}).detach() for block in blocks])[: len(inputs)]
+    with torch.enable_grad(), plan.with_formulas() as tape:
+        copies = plan.copies(ONE_SHAPE)
+        return torch.cat([tape.forward(network, plan.arrange(block), copies).detach() for block in blocks])[
+            : len(inputs)
+        ]
 
 
 # records

@@ -35,6 +35,7 @@ class Replica:
         self.parameters = parameters
         self.state = _fingerprint_state(self.module)
         self.copied: set[str] = set()  # trained parameters that have no formula for per-record gradients
+        self.plans: dict[object, object] = {}  # of passes, see gradients.plan
 
     def load(self, x: Tensor) -> nn.Module:
         """Set the parameters to x [d] and return the module."""
