@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pdsl.api import audit, rounds, train
     from pdsl.config import Config
     from pdsl.data import Data
+    from pdsl.models.private import make_private
     from pdsl.options import binary, multiclass, multilabel, regression
     from pdsl.privacy import Release
     from pdsl.runs.listeners import RunListener, StopTraining
@@ -95,6 +96,7 @@ _MODULES = {
     **dict.fromkeys(("SavedRun", "load"), "pdsl.saved"),
     **dict.fromkeys(("Result", "RoundResult"), "pdsl.runs.result"),
     **dict.fromkeys(("RunListener", "StopTraining"), "pdsl.runs.listeners"),
+    "make_private": "pdsl.models.private",
     "Release": "pdsl.privacy",
     "Shapley": "pdsl.settings",
 }
@@ -153,6 +155,7 @@ __all__ = [
     "k_regular",
     "line",
     "load",
+    "make_private",
     "multiclass",
     "multilabel",
     "one_peer_exponential",

@@ -6,6 +6,7 @@ from torch.nn.functional import pad
 
 from pdsl.gradients.formulas import Rows
 
+CHUNK = 32  # images whose patches stay in a cache
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
@@ -19,7 +20,8 @@ def kernel_gradients(layer: Convolution, a: Tensor, delta: Tensor, records: int)
     padded = pad(a, around, mode=mode) if any(around) else a
     if isinstance(layer, nn.Conv2d) and layer.groups == 1:
         out, channels, height, width = layer.weight.shape
-        g = _of_images(layer, padded, delta).flatten(1)
+        parts = zip(torch.split(padded, CHUNK), torch.split(delta, CHUNK), strict=True)
+        g = torch.cat([_of_images(layer, *part).flatten(1) for part in parts])
         return Rows(_sum_images(g, records), ((out, height, width, channels), (0, 3, 1, 2)))
     return Rows(_sum_images(_of_patches(layer, padded, delta), records))
 

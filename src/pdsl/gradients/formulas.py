@@ -155,9 +155,11 @@ class Products:
         """Gradients δ aᵀ of one position: the norm is a product of norms, the sum a matrix product."""
         delta, a = self.delta[:, 0].double(), self.a[:, 0].double()
         norms = torch.linalg.vector_norm(delta, dim=1) * torch.linalg.vector_norm(a, dim=1)
+        delta.nan_to_num_()
+        a.nan_to_num_()
 
         def sum_of(factors: Tensor, dropped: Tensor) -> Tensor:
-            return self._place((delta.nan_to_num() * factors[:, None]).T @ a.nan_to_num())
+            return self._place((delta * factors[:, None]).T @ a)
 
         return PerRecord(norms.square(), sum_of)
 
@@ -203,8 +205,10 @@ class Lookups:
             squares = rows.square().sum(1)
             norms = squares.new_zeros(n).index_add_(0, keys // self.vocabulary, squares)
 
+        delta.nan_to_num_()
+
         def sum_of(factors: Tensor, dropped: Tensor) -> Tensor:
-            scaled = delta.nan_to_num().mul_(factors[:, None, None])
+            scaled = delta * factors[:, None, None]
             total = delta.new_zeros(self.vocabulary, dim)
             return total.index_add_(0, self.ids.reshape(-1), scaled.view(-1, dim)).reshape(-1)
 

@@ -10,12 +10,14 @@ gradient it has alone, with the same bits in any batch; the module keeps no stat
 numbers.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from pdsl.gradients.per_example import LAYERS, PAD, RECORDS, VMAPPED, Kernel
+from pdsl.gradients.plan import plan_of
 from pdsl.gradients.vetted import is_vetted
 from pdsl.models.network import Network
 from pdsl.utils.errors import PdslError
@@ -23,6 +25,8 @@ from pdsl.utils.inputs import Inputs, channels_last, concat, map_inputs, split
 
 TRIAL = 48  # records in the trial batch, a multiple of PAD
 OUTLIERS, DUPLICATES = 6, 2  # records among them
+MIN_SLOW = 4096  # numbers in parameters without a formula, from which on a note is given
+MAX_NAMED = 5  # parameters named in a note
 MIN_AGREEING = 0.9  # share of the trial's records whose gradients must agree: rounding may decide an outlier's
 
 
@@ -43,14 +47,26 @@ def choose_kernel(network: Network, inputs: Inputs, targets: Tensor) -> Kernel:
     _check_state(network, models, records, labels, alone)
     _check_mixing(network, models, records)
     candidates = (LAYERS, VMAPPED) if is_vetted(network.module) else (VMAPPED,)
-    for kernel in (kernel for candidate in candidates for kernel in (candidate, candidate.with_one_shape)):
+    failures = []
+    for candidate, kernel in ((c, kernel) for c in candidates for kernel in (c, c.with_one_shape)):
         try:
             right = all(_is_right(kernel, network, *at, records, labels) for at in zip(models, alone, strict=False))
             if right and all(_is_deterministic(kernel, network, x, records, labels) for x in models):
-                return kernel
-        except Exception:  # a module that cannot be hooked or traced may raise any exception
-            continue
-    return RECORDS
+                return replace(kernel, note=_note(network)) if candidate is VMAPPED else kernel
+        except Exception as e:  # a module that cannot be traced may raise any exception
+            failures.append(next(iter(str(e).splitlines()), type(e).__name__))
+    reason = failures[-1] if failures else "its rounding depends on the batch"
+    return replace(RECORDS, note=f"per-record gradients are computed one record at a time, which is slow: {reason}")
+
+
+def _note(network: Network) -> str:
+    """Parameters whose gradients are built for every record; empty if that takes little time."""
+    copied = plan_of(network.replica(), one_record_at_a_time=True).copied
+    if sum(p.numel() for p in copied.values()) < MIN_SLOW:
+        return ""
+    names = list(copied)
+    shown = ", ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
+    return f"per-record gradients of {shown} are built for every record, which is slow: no formula for their layers"
 
 
 def _trial_batch(inputs: Inputs, targets: Tensor) -> tuple[Inputs, Tensor]:
@@ -114,7 +130,7 @@ def _check_mixing(network: Network, points: list[Tensor], records: Inputs) -> No
             raise PdslError(
                 "the model mixes records: its output for a record depends on the other records of the batch, so"
                 " clipping does not bound the effect of one record; use GroupNorm or LayerNorm, which normalise each"
-                " record alone"
+                " record alone; pdsl.make_private(model) replaces BatchNorm"
             )
 
 

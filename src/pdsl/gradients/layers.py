@@ -135,7 +135,9 @@ def _group_norm(tape: Tape, layer: nn.GroupNorm) -> Forward:
         def formula(delta: Tensor) -> Parts:
             delta = delta.reshape(n, channels, -1)
             of_bias = delta.sum(2)
-            centre, scale = (t.repeat_interleave(channels // layer.num_groups, 1).double() for t in (mean, rstd))
+            centre, scale = (
+                t.repeat_interleave(channels // layer.num_groups, 1).double() for t in (mean.detach(), rstd.detach())
+            )
             products = (delta * rows.detach().view(n, channels, -1)).sum(2)
             of_weight = (products.double() - centre * of_bias.double()) * scale
             by_record = [g.float().view(len(x), -1, channels).sum(1) for g in (of_weight, of_bias)]

@@ -40,6 +40,7 @@ class Kernel:
     pad: int  # records; blocks are padded with zeros to a multiple of this
     run: Callable[[Network, Tensor, Inputs, Tensor], list[PerRecord]]  # (network, x [d], inputs, targets)
     outputs: Callable[[Network, Tensor, Inputs], Tensor]  # (network, x [d], inputs), each record independently
+    note: str = ""  # why the kernel is slow for this model, with the layers' names; empty if it is not
 
     @property
     def with_one_shape(self) -> "Kernel":

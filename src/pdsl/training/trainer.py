@@ -1,6 +1,7 @@
 """The round loop: charge, run one round, evaluate. Nothing here writes a file."""
 
 import math
+import warnings
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, fields, replace
 from statistics import fmean
@@ -105,6 +106,9 @@ def build_trainer(e: Experiment, workers: Workers) -> Trainer:
     device, privacy = e.network.device, e.config.privacy
     shared = not e.config.engine.exact
     Q = Validation(e.network, e.validation[0].to(device), e.validation[1].to(device), e.streams, workers, shared)
+    kernel = RECORDS if e.network.mixes_records else choose_kernel(e.network, Q.inputs, Q.labels)
+    if kernel.note:
+        warnings.warn(kernel.note, stacklevel=2)
     local = LocalGradients(
         e.network,
         [e.data.x[part].to(device) for part in e.parts],
@@ -113,7 +117,7 @@ def build_trainer(e: Experiment, workers: Workers) -> Trainer:
         privacy.clipping,
         privacy.max_grad_norm,
         workers,
-        RECORDS if e.network.mixes_records else choose_kernel(e.network, Q.inputs, Q.labels),
+        kernel,
     )
     return Trainer(e.engine, local, Noise(e.sigma, e.streams, workers, sigma_scale=e.sigma_scale), Q, e)
 
