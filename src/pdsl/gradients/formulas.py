@@ -4,7 +4,8 @@ Every formula gives each record's squared norm and any weighted sum of the recor
 either built in float32, and norm and sum are those of the built numbers, or it is not built:
 
 - `Products`: Σ_t δ_t a_tᵀ, of a linear layer. The squared norm is ⟨AAᵀ, BBᵀ⟩ over pairs of positions (a Gram matrix).
-- `Lookups`: δ_t in row id_t, of an embedding. The squared norm is Σ δ_t·δ_s over pairs of positions with equal ids.
+- `Lookups`: δ_t in row id_t, of an embedding. The δ of equal ids are added up; no row of an id that does not occur is
+  built.
 
 Norms that are not those of built numbers are computed in float64, and a bound of their rounding error is added. So a
 norm is never below that of the gradient which is summed, and clipping bounds it.
@@ -193,12 +194,7 @@ class Lookups:
         delta = self.delta.double()
         if T == 1:
             norms = delta.square().sum((1, 2))
-        elif 4 * dim >= T:
-            equal = self.ids[:, :, None] == self.ids[:, None]
-            gram = _gram(delta).masked_fill_(~equal, 0.0)
-            sizes = torch.linalg.vector_norm(delta, dim=2)
-            norms = gram.sum((1, 2)) + _slack(T, dim) * sizes.sum(1).square()
-        else:  # long sequences: add up equal ids of a record first
+        else:  # add up equal ids of a record first
             record = torch.arange(n, device=self.ids.device)[:, None]
             keys, place = torch.unique(self.ids + self.vocabulary * record, return_inverse=True)
             rows = delta.new_zeros(len(keys), dim).index_add_(0, place.view(-1), delta.view(-1, dim))
