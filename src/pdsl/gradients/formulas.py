@@ -31,6 +31,19 @@ class PerRecord:
     squared_norms: Tensor  # [n] float64
     # (factors f [n], mask of zero factors [n, 1]) → Σ_r f_r g_r [size] float64; rows with factor 0 may be infinite
     sum_of: Callable[[Tensor, Tensor], Tensor]
+    # the same written to a tensor: (factors, out [size]); optional, saves memory traffic
+    write: Callable[[Tensor, Tensor], object] | None = None
+
+    @classmethod
+    def writing(cls, squared_norms: Tensor, size: int, write: Callable[[Tensor, Tensor], object]) -> "PerRecord":
+        """Gradients whose sum is written to a tensor."""
+
+        def sum_of(factors: Tensor, dropped: Tensor) -> Tensor:
+            out = torch.empty(size, dtype=torch.float64, device=factors.device)
+            write(factors, out)
+            return out
+
+        return cls(squared_norms, sum_of, write)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         return self.sum_of(factors, (factors == 0)[:, None])
@@ -51,14 +64,17 @@ class Rows:
         return self.g.view(-1, *shape).permute(0, *(1 + axis for axis in order)).reshape(len(self.g), -1)
 
     def per_record(self) -> PerRecord:
-        def sum_of(factors: Tensor, dropped: Tensor) -> Tensor:
-            total = sum_rows(_chunks(self.g), factors)
-            if self.layout is not None:
-                shape, order = self.layout
-                total = total.view(shape).permute(order)
-            return total.reshape(-1)
+        def write(factors: Tensor, out: Tensor) -> None:
+            if self.layout is None:
+                sum_rows(_chunks(self.g), factors, out)
+                return
+            shape, order = self.layout
+            total = torch.empty_like(out)
+            sum_rows(_chunks(self.g), factors, total)
+            permuted = total.view(shape).permute(order)
+            out.view(permuted.shape).copy_(permuted)
 
-        return PerRecord(norms_of(self.g).square(), sum_of)
+        return PerRecord.writing(norms_of(self.g).square(), self.g.shape[1], write)
 
 
 def norms_of(rows: Tensor) -> Tensor:
@@ -75,15 +91,14 @@ def in_float64(chunks: Iterable[Tensor]) -> Iterator[Tensor]:
         yield buffer[: len(chunk)].copy_(chunk)
 
 
-def sum_rows(chunks: Iterable[Tensor], factors: Tensor) -> Tensor:
-    """Σ_r f_r g_r in float64. A row with a number that is not finite has factor 0."""
-    total, start = torch.zeros((), dtype=torch.float64, device=factors.device), 0
+def sum_rows(chunks: Iterable[Tensor], factors: Tensor, out: Tensor) -> None:
+    """Write Σ_r f_r g_r in float64. A row with a number that is not finite has factor 0."""
+    start = 0
+    out.zero_()
     for rows in in_float64(chunks):
         end = start + len(rows)
-        total = total if start else total.new_zeros(rows.shape[1])
-        total.addmv_(rows.nan_to_num_().T, factors[start:end])
+        out.addmv_(rows.nan_to_num_().T, factors[start:end])
         start = end
-    return total
 
 
 def _chunks(rows: Tensor) -> tuple[Tensor, ...]:
@@ -130,7 +145,8 @@ class Products:
                 yield replace(self, delta=delta, a=a).build()
 
         norms = torch.cat([torch.linalg.vector_norm(chunk, dim=1) for chunk in in_float64(chunks())])
-        return PerRecord(norms.square(), lambda factors, dropped: sum_rows(chunks(), factors))
+        size = max(self.of, self.delta.shape[2]) * self.a.shape[2]
+        return PerRecord.writing(norms.square(), size, lambda factors, out: sum_rows(chunks(), factors, out))
 
     def _unbuilt(self) -> PerRecord:
         _, T, out = self.delta.shape
@@ -159,10 +175,13 @@ class Products:
         delta.nan_to_num_()
         a.nan_to_num_()
 
-        def sum_of(factors: Tensor, dropped: Tensor) -> Tensor:
-            return self._place((delta * factors[:, None]).T @ a)
+        if self.of:
+            return PerRecord(norms.square(), lambda f, dropped: self._place((delta * f[:, None]).T @ a))
 
-        return PerRecord(norms.square(), sum_of)
+        def write(factors: Tensor, out: Tensor) -> None:
+            torch.mm((delta * factors[:, None]).T, a, out=out.view(delta.shape[1], a.shape[1]))
+
+        return PerRecord.writing(norms.square(), delta.shape[1] * a.shape[1], write)
 
     def _place(self, total: Tensor) -> Tensor:
         """The sum in its rows of the parameter, flat."""
@@ -203,12 +222,11 @@ class Lookups:
 
         delta.nan_to_num_()
 
-        def sum_of(factors: Tensor, dropped: Tensor) -> Tensor:
+        def write(factors: Tensor, out: Tensor) -> None:
             scaled = delta * factors[:, None, None]
-            total = delta.new_zeros(self.vocabulary, dim)
-            return total.index_add_(0, self.ids.reshape(-1), scaled.view(-1, dim)).reshape(-1)
+            out.zero_().view(-1, dim).index_add_(0, self.ids.reshape(-1), scaled.view(-1, dim))
 
-        return PerRecord(norms, sum_of)
+        return PerRecord.writing(norms, self.vocabulary * dim, write)
 
 
 Gradient = Rows | Products | Lookups

@@ -52,13 +52,21 @@ class Kernel:
         n = len(inputs)
         padded = map_inputs(lambda tensor: pad_records(tensor, self.pad), inputs)
         parts = self.run(network, x, padded, pad_records(targets, self.pad))
+        sizes = [x.numel()] if len(parts) == 1 else [shape.numel() for _, shape in network.shapes()]
         squared_norms = torch.stack([part.squared_norms for part in parts]).sum(0)
 
         def sum_of(factors: Tensor, dropped: Tensor) -> Tensor:
             if n < len(squared_norms):
                 factors = pad(factors, (0, len(squared_norms) - n))
                 dropped = pad(dropped, (0, 0, 0, len(squared_norms) - n), value=True)
-            return torch.cat([part.sum_of(factors, dropped) for part in parts])
+            total, end = torch.empty(x.numel(), dtype=torch.float64, device=factors.device), 0
+            for part, size in zip(parts, sizes, strict=True):
+                start, end = end, end + size
+                if part.write is not None:
+                    part.write(factors, total[start:end])
+                else:
+                    total[start:end] = part.sum_of(factors, dropped)
+            return total
 
         return PerRecord(squared_norms[:n], sum_of)
 
