@@ -3,13 +3,13 @@
 A record's gradient has the same bits whatever the other records of its batch are: batches are padded to a few sizes,
 or to one; `independence` tests this on public records; and sums over records are computed in float64.
 
-| kernel    | for                                                     | why records do not mix                         |
-|-----------|---------------------------------------------------------|------------------------------------------------|
-| `layers`  | linear and plain convolution layers among vetted layers | every layer works record by record             |
-| `vmapped` | any module that torch.func can trace                    | the module is given one record at a time       |
-| `records` | any module                                              | the same; a module that keeps state is refused |
+| kernel    | for                                  | why records do not mix                              |
+|-----------|--------------------------------------|-----------------------------------------------------|
+| `layers`  | vetted layers that have formulas     | every layer works record by record                  |
+| `vmapped` | any module that torch.func can trace | its code is given one record at a time, by vmap     |
+| `records` | any module                           | one record at a time; a module with state is refused |
 
-The kernels are listed from fast to general.
+The kernels are listed from fast to general. The first two use the formulas of `layers` for each layer that has one.
 """
 
 from collections.abc import Callable

@@ -198,7 +198,8 @@ def prepare(
     if network.mixes_records and (config.privacy.mode != "none" or config.privacy.clipping == "per-sample"):
         raise PdslError(
             f"the model's {network.mixes_records} mixes records, so one record's gradient is not its own and cannot be"
-            " clipped or kept private; use GroupNorm, or privacy.mode=none with privacy.clipping=batch"
+            " clipped or kept private; use GroupNorm (pdsl.make_private(model) replaces it), or privacy.mode=none with"
+            " privacy.clipping=batch"
         )
     sizes = [len(part) for part in parts]
     batches = Batches(sizes, config.batch, streams, public_records(config.batch, data.published, sizes, private))
