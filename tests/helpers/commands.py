@@ -109,11 +109,11 @@ def files_of(path: Path) -> dict[str, bytes]:
 
 
 def result_of(run: Path) -> dict[str, Any]:
-    """Everything a run came to but the time it took and the place it is in."""
+    """Everything a run came to but the time it took, the place it is in, and settings as they were given."""
     result: dict[str, Any] = {
         name: (run / name).read_bytes() for name in ("config.toml", "rows.jsonl", "model.safetensors")
     }
-    result["setup"] = {**json.loads((run / "setup.json").read_text()), "date": None}
+    result["setup"] = {**json.loads((run / "setup.json").read_text()), "date": None, "given": None}
     summary = json.loads((run / "summary.json").read_text())
     result["summary"] = {name: value for name, value in summary.items() if name not in ("seconds", "run")}
     for file in (run / "checkpoint").iterdir():

@@ -22,10 +22,10 @@ from torch import Tensor
 import pdsl
 from pdsl.algorithms.d_psgd import DPSGD
 from pdsl.algorithms.muffliato import Muffliato
-from pdsl.api import experiment
 from pdsl.engine import Engine
 from pdsl.engine.base import Replies, ReplyFn, weighted_sum
 from pdsl.training.experiment import Experiment
+from tests.helpers.experiments import experiment
 
 EPSILON = 0.1  # claimed, for all rounds together
 TRIALS = 500  # with the record, as many without, and as many of others without
