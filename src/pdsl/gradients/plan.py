@@ -44,7 +44,9 @@ class Plan:
         """Images in the fastest memory layout."""
         if not self.contiguous:
             return inputs
-        return map_inputs(lambda t: torch.empty(t.shape, dtype=t.dtype).copy_(t) if t.ndim == 4 else t, inputs)
+        return map_inputs(
+            lambda t: torch.empty(t.shape, dtype=t.dtype, device=t.device).copy_(t) if t.ndim == 4 else t, inputs
+        )
 
 
 def plan_of(replica: Replica, one_record_at_a_time: bool) -> Plan:
