@@ -177,7 +177,7 @@ def train(
     with ExitStack() as stack:
         listeners = list(callbacks)
         if progress if progress is not None else _is_watched():
-            console = Console(stderr=True, markup=False, emoji=False, highlight=False)
+            console = Console(stderr=True, markup=False, emoji=False, highlight=False, force_jupyter=False)
             listeners.append(stack.enter_context(Progress(console, config.rounds)))
         if directory is None:
             return runner.train_in_memory(experiment, Listeners(*listeners))

@@ -312,6 +312,19 @@ def test_parameters_that_cannot_be_trained_are_refused() -> None:
         Network(nn.Linear(4, 3).requires_grad_(False))
 
 
+def test_a_frozen_batch_norm_uses_its_running_statistics_and_mixes_no_records() -> None:
+    backbone = seeded(lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU()))
+    backbone.train()(normal(3, 50, 4) * 5 + 1)  # statistics of some training before
+    backbone.eval().requires_grad_(False)
+    module = nn.Sequential(backbone, nn.Linear(6, 3))
+    network = Network(module)
+    inputs = normal(4, 7, 4)
+    assert network.mixes_records is None
+    torch.testing.assert_close(network.outputs(network.initial_parameters(), inputs), module(inputs).detach())
+    again = network.to_module(network.initial_parameters())
+    assert torch.equal(again[0][1].running_mean, backbone[1].running_mean)
+
+
 def test_frozen_parameters_are_not_in_the_vector() -> None:
     module = seeded(lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)))
     module[0].requires_grad_(False)

@@ -101,9 +101,16 @@ def run_in_blocks(module: nn.Module, inputs: Inputs) -> Tensor:
     return torch.cat([main_output(call(module, channels_last(inputs[a:b]))) for a, b in pairwise(ends)])
 
 
+def _is_frozen(layer: nn.modules.batchnorm._NormBase) -> bool:
+    """Whether the layer has frozen weights and running statistics: it then treats every record by itself."""
+    own = list(layer.parameters(recurse=False))
+    return layer.running_mean is not None and bool(own) and not any(p.requires_grad for p in own)
+
+
 def _fill_running_statistics(module: nn.Module, public: Inputs) -> None:
     """Set the running statistics of normalisation layers to means over blocks of public records."""
-    layers = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.track_running_stats]
+    norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
+    layers = [m for m in norms if m.track_running_stats and not _is_frozen(m)]
     if not layers:
         return
     momenta = [layer.momentum for layer in layers]
@@ -125,7 +132,7 @@ class Network:
 
     The module runs in evaluation mode. Dropout is off, because it draws from a global random generator, which would
     make runs irreproducible. BatchNorm uses the statistics of the current batch, and is refused where records must not
-    mix.
+    mix; a frozen one uses its running statistics.
     """
 
     def __init__(self, module: nn.Module, device: str = "cpu", task: Task = CLASSIFICATION):
@@ -135,7 +142,7 @@ class Network:
             raise PdslError("the model has uninitialised lazy layers; run it once on a batch first")
         self.module = copy.deepcopy(module).eval()
         for layer in self.module.modules():
-            if isinstance(layer, nn.modules.batchnorm._NormBase):
+            if isinstance(layer, nn.modules.batchnorm._NormBase) and not _is_frozen(layer):
                 layer.running_mean = layer.running_var = layer.num_batches_tracked = None  # see `to_module`
             if getattr(layer, "inplace", False):
                 setattr(layer, "inplace", False)  # noqa: B010  gradients need a layer's output after the next layer has run
@@ -150,7 +157,8 @@ class Network:
     @property
     def mixes_records(self) -> str | None:
         """Name of a layer in which the records of a batch affect each other, if there is one."""
-        return next((type(m).__name__ for m in self.module.modules() if isinstance(m, MIXES_RECORDS)), None)
+        mixing = (m for m in self.module.modules() if isinstance(m, MIXES_RECORDS) and not _is_frozen(m))
+        return next((type(m).__name__ for m in mixing), None)
 
     def initial_parameters(self) -> Tensor:
         """Parameters of the module as a flat vector x⁰ [d]."""
