@@ -48,8 +48,8 @@ class Task:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-BINARY = {"batch": {"size": 32}, "task": {"kind": "binary"}}
-REGRESSION = {"batch": {"size": 32}, "task": {"kind": "regression"}}
+BINARY = {"batch": {"size": 32}, "task": {"kind": "binary"}, "test_fraction": 0.4}
+REGRESSION = {"batch": {"size": 32}, "task": {"kind": "regression"}, "test_fraction": 0.4}
 TASKS = {
     "digits": Task((1, 2, 4, 8, None)),
     "digits, 30 rounds": Task((2, 8), settings={"rounds": 30}),

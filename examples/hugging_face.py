@@ -1,5 +1,6 @@
 """Data of Hugging Face: a `datasets.Dataset`, and partitions made by flwr-datasets."""
 
+import torch
 from datasets import ClassLabel, Dataset, Features, Sequence, Value
 from flwr_datasets.partitioner import DirichletPartitioner
 from sklearn.datasets import load_digits
@@ -13,6 +14,7 @@ features = Features({"image": Sequence(Value("float32"), 64), "label": ClassLabe
 dataset = Dataset.from_dict({"image": (images / 16).tolist(), "label": digits.tolist()}, features=features)
 split = dataset.train_test_split(0.3, seed=0)
 
+torch.manual_seed(0)  # initial weights
 result = pdsl.train(nn.Linear(64, 10), split, graph={"kind": "ring", "agents": 5}, rounds=40)
 print(result)
 

@@ -12,6 +12,7 @@ x, y = make_classification(
 data = torch.tensor(x).float(), torch.tensor(y)
 
 for weights in (None, "public"):
+    torch.manual_seed(0)  # initial weights
     result = pdsl.train(
         nn.Sequential(nn.Linear(12, 32), nn.Tanh(), nn.Linear(32, 4)),
         data,

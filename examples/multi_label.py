@@ -10,6 +10,7 @@ images, digit = load_digits(return_X_y=True)
 digit = torch.tensor(digit)
 labels = torch.stack([digit % 2 == 0, digit >= 5, torch.isin(digit, torch.tensor([0, 6, 8, 9]))], dim=1).long()
 
+torch.manual_seed(0)  # initial weights
 result = pdsl.train(
     nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 3)),
     (torch.tensor(images).float() / 16, labels),

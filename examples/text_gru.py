@@ -1,6 +1,7 @@
 """Text as token ids through an embedding and a GRU."""
 
 import docstrings  # in this folder: docstrings of four libraries as token ids
+import torch
 from torch import Tensor, nn
 
 import pdsl
@@ -19,6 +20,7 @@ class Classifier(nn.Module):
 
 
 x, y, libraries = docstrings.load()
+torch.manual_seed(0)  # initial weights
 result = pdsl.train(
     Classifier(), (x, y), classes=libraries, graph={"kind": "full", "agents": 4}, rounds=25,
     batch={"rate": 0.5}, partition={"kind": "iid"},

@@ -64,7 +64,7 @@ def test_script(script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
 def test_the_gallery_has_every_example() -> None:
     page = (EXAMPLES.parent / "docs" / "gallery.md").read_text(encoding="utf-8")
     files = [*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.toml"), *EXAMPLES.glob("*.ipynb")]
-    assert [file.name for file in files if f"(../examples/{file.name})" not in page] == []
+    assert [file.name for file in files if f"`{file.name}`" not in page] == []
 
 
 @pytest.mark.parametrize("notebook", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda p: p.name)

@@ -14,7 +14,8 @@ from pdsl.tasks import MultiClass, Regression, Task
 from pdsl.topology import Graph
 from pdsl.utils.inputs import Inputs
 
-MAX_SHIFT = 2.75  # logits by which the noise of a whole run may move an output, or the difference of two scores
+MAX_SHIFT = 2.75  # by which the noise of a whole run may move the difference of two classes' scores
+MAX_LOGIT_SHIFT = 1.4  # and a single logit, or an output of a custom task
 MAX_REGRESSION_SHIFT = 0.35  # standard deviations of the targets
 NOISELESS = 8.0  # γ without noise, for a base rate of 1 and in units of the model's scale
 DIGITS = 2  # significant digits of the result, so that it is the same on all machines
@@ -68,14 +69,14 @@ def noise_per_step(mechanisms: Sequence[Mechanism] | None) -> tuple[float, int]:
 
 
 def model_scale(network: Network, public: tuple[Inputs, Tensor]) -> float:
-    """Noise per parameter that the model can bear: the s at which N(0, s²) moves outputs by MAX_SHIFT, over √layers.
+    """Noise per parameter that the model can bear: the s at which N(0, s²) moves outputs by the maximum, over √layers.
 
     It is measured at the initial model, on public records. Deeper models bear less than that, because training
     increases the weights by which the noise of other layers is multiplied.
     """
     low, high = MIN_SCALE, MAX_SCALE
     x, inputs, task = network.initial_parameters(), public[0][:PROBE_RECORDS].to(network.device), network.task
-    limit = MAX_SHIFT
+    limit = MAX_SHIFT if isinstance(task, MultiClass) else MAX_LOGIT_SHIFT
     if isinstance(task, Regression):
         limit = MAX_REGRESSION_SHIFT * (float(public[1].double().std()) if task.scale is None else 1.0)
     generator = torch.Generator().manual_seed(0)
