@@ -321,9 +321,6 @@ class CustomTask(Task):
             raise PdslError("loss: a record's loss depends on the other records of the batch; use one record only")
 
 
-TASKS: dict[str, type[Task]] = {kind.kind: kind for kind in (MultiClass, Binary, MultiLabel, Regression, CustomTask)}
-
-
 def infer_kind(y: Tensor, model_outputs: int | None = None) -> str:
     """Kind of the task from the type and shape of the targets, which are public: numbers of records are not looked at.
 

@@ -17,13 +17,15 @@ from pdsl.data.scaling import Scaling
 from pdsl.models.zoo import MODELS, build_architecture
 from pdsl.runs.prediction import Predictor
 from pdsl.settings import ModelSettings
-from pdsl.tasks import TASKS, CustomTask, Regression, Task
+from pdsl.tasks import Binary, CustomTask, MultiClass, MultiLabel, Regression, Task
 from pdsl.training.experiment import Experiment
 from pdsl.utils.errors import PdslError
 from pdsl.utils.imports import import_path
 from pdsl.utils.inputs import describe_shape
 from pdsl.utils.types import JsonDict
 from pdsl.utils.versions import versions
+
+TASKS: dict[str, type[Task]] = {kind.kind: kind for kind in (MultiClass, Binary, MultiLabel, Regression, CustomTask)}
 
 
 def pack_model(e: Experiment, module: nn.Module) -> bytes:

@@ -19,15 +19,14 @@ from pdsl.algorithms import Algorithm
 from pdsl.algorithms.schedule import PYTHON
 from pdsl.config import MAY_CHANGE, Config
 from pdsl.data import Data
-from pdsl.data.datasets import LOADERS
 from pdsl.engine.launch import Processes, SingleProcess
 from pdsl.privacy import Ledger, Mechanism
 from pdsl.privacy.seal import graph_digest, model_digest, tensors_digest
+from pdsl.runs.changes import differing_setting
 from pdsl.runs.checkpoints import Checkpoint
 from pdsl.runs.directory import OWNER, RunDirectory, unused
 from pdsl.runs.listeners import RunListener, StopTraining
 from pdsl.runs.result import Result, Stop, Summary, finish
-from pdsl.settings import flat
 from pdsl.tasks import Loss, Metric
 from pdsl.topology import Graph
 from pdsl.training.evaluation import final_evaluation
@@ -93,24 +92,6 @@ def _find(config: Config, out: Path | None) -> tuple[Path, bool]:
         if run.exists() and not run.is_finished() and not run.is_locked() and differing_setting(config, run) is None:
             return path, True
     return unused(folder, name), False
-
-
-def differing_setting(config: Config, run: RunDirectory) -> str | None:
-    """The first setting in which the run in the directory differs; None if it is the same run."""
-    return next((name for name, _, _ in changed_settings(config, run)), None)
-
-
-def changed_settings(config: Config, run: RunDirectory) -> Iterator[tuple[str, object, object]]:
-    """(name, value in the directory, value in the config) of each setting that differs; None: not set."""
-    ours, stored = flat(config.resolve().as_dict()), flat(run.config())
-    if ours["task.kind"] == "auto":  # the directory has the kind that was inferred from the data
-        ours["task.kind"] = stored.get("task.kind")
-    if "agents" not in config.graph.model_fields_set and config.data.name not in LOADERS:  # the owners of the data
-        ours["graph.agents"] = stored.get("graph.agents")
-    given = run.given()  # settings that were chosen for the run, as they were given
-    for name in sorted(ours.keys() | stored.keys()):
-        if ours.get(name) not in (stored.get(name), given.get(name, stored.get(name))):
-            yield name, stored.get(name), ours.get(name)
 
 
 def start(

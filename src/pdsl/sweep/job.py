@@ -20,6 +20,7 @@ from pdsl.data import data_root, status
 from pdsl.report.metric import Metric
 from pdsl.report.run_schema import parse_setup
 from pdsl.runs import runner
+from pdsl.runs.changes import changed_settings
 from pdsl.runs.directory import SETUP, RunDirectory
 from pdsl.runs.result import headline
 from pdsl.training.experiment import Experiment
@@ -166,7 +167,7 @@ def _read_score(file: Path) -> Score | None:
 
 def _check_settings(path: Path, config: Config) -> None:
     """Refuse a run that was started with other settings, or before one of the settings existed."""
-    for key, *values in runner.changed_settings(config, RunDirectory.open(path)):
+    for key, *values in changed_settings(config, RunDirectory.open(path)):
         was, is_now = ("not set" if value is None else value for value in values)
         raise PdslError(
             f"{path} was run with {key}={was}, which is now {is_now}; move it away, or choose another --out"
