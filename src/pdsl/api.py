@@ -333,9 +333,7 @@ def _task_settings(task: object, loss: Loss | None, metric: Metric | None) -> Ta
     else:
         raise PdslError(f'task: {task!r:.60} given; give "regression" or the like, or pdsl.regression()')
     if loss is not None:
-        if values.get("kind", "custom") not in ("auto", "custom"):
-            raise PdslError(f"loss: a task of kind {values['kind']} has its own loss; leave out one of them")
-        values |= {"kind": "custom", "loss": _function_name("loss", loss)}
+        values["loss"] = _function_name("loss", loss)
     if metric is not None:
         values["metric"] = _function_name("metric", metric)
     return values

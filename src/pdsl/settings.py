@@ -147,7 +147,7 @@ class TaskSettings(Section):
         " has one output), several integers per record labels",
     )
     loss: str | None = Field(
-        None, description="custom: package.module:function of (outputs, targets), one loss per record"
+        None, description="your own loss: package.module:function of (outputs, targets), one number per record"
     )
     metric: str | None = Field(None, description="one more metric: package.module:function of (outputs, targets)")
     class_weights: Literal["public"] | tuple[Weight, ...] | dict[str, Weight] | None = Field(
@@ -163,8 +163,8 @@ class TaskSettings(Section):
 
     @model_validator(mode="after")
     def _check_loss(self) -> "TaskSettings":
-        if (self.kind == "custom") != (self.loss is not None):
-            raise ValueError("kind 'custom' needs loss, and loss needs kind 'custom'; set both")
+        if self.kind == "custom" and self.loss is None:
+            raise ValueError("kind 'custom' needs a loss; set both")
         return self
 
 

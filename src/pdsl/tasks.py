@@ -9,7 +9,7 @@
 | `CustomTask`  | anything                     | anything                    | loss            |
 
 A loss must depend on one record only, because clipping bounds the effect of one record's loss. The built-in losses do
-so by construction. A loss from a user is given one record at a time (`CustomTask`).
+so by construction. A loss from a user, with any task, is given one record at a time (`Task.losses`).
 """
 
 import threading
@@ -41,8 +41,10 @@ class Task:
     kind: ClassVar[str]
     metric: ClassVar[str]  # name of the headline metric
     higher_is_better: ClassVar[bool] = True
+    has_classes: ClassVar[bool] = True
     outputs: int = 0
     custom_metric: Metric | None = None
+    loss: Loss | None = None  # the user's loss, instead of the task's own
 
     @property
     def max_loss(self) -> float:
@@ -50,12 +52,25 @@ class Task:
         return MAX_LOSS
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Loss of each record [n]; record r's depends on outputs[r] and targets[r] only."""
+        """Loss of each record [n]; record r's depends on outputs[r] and targets[r] only.
+
+        A user's loss is given one record at a time (by vmap), so it cannot mix records.
+        """
+        if self.loss is None:
+            return self.own_losses(outputs, targets)
+        loss = self.loss
+        if len(outputs) == 1:
+            return loss(outputs, targets).reshape(1)
+        with VMAP_LOCK:
+            return torch.vmap(lambda output, target: loss(output[None], target[None]).reshape(()))(outputs, targets)
+
+    def own_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The task's own loss of each record [n]."""
         raise NotImplementedError
 
     def centre(self, outputs: Tensor) -> Tensor:
-        """Outputs of m models [m, n, ...] without their mean over the records; by default unchanged."""
-        return outputs
+        """Outputs of m models [m, n, ...] without their mean over the records, if the targets are classes."""
+        return outputs - outputs.mean(1, keepdim=True) if self.has_classes and self.loss is None else outputs
 
     def score(self, outputs: Tensor, targets: Tensor) -> float:
         """The headline metric."""
@@ -94,19 +109,16 @@ class MultiClass(Task):
 
     kind: ClassVar[str] = "multiclass"
     metric: ClassVar[str] = "accuracy"
-    weights: Tensor | None = None  # [classes], mean 1
+    weights: Tensor | None = None  # [classes], at most 1
     label_smoothing: float = 0.0
 
-    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def own_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         weights = None
         if self.weights is not None:
             weights = self.weights.to(outputs)
             if outputs.shape[1] > len(weights):  # outputs beyond the classes never are a target
                 weights = torch.nn.functional.pad(weights, (0, outputs.shape[1] - len(weights)), value=1.0)
         return cross_entropy(outputs, targets, weights, reduction="none", label_smoothing=self.label_smoothing)
-
-    def centre(self, outputs: Tensor) -> Tensor:
-        return outputs - outputs.mean(1, keepdim=True)
 
     def score(self, outputs: Tensor, targets: Tensor) -> float:
         return metrics.accuracy(outputs.argmax(-1), targets)
@@ -137,17 +149,14 @@ class Binary(Task):
     kind: ClassVar[str] = "binary"
     metric: ClassVar[str] = "accuracy"
     outputs: int = 1
-    weights: Tensor | None = None  # [2], of classes 0 and 1
+    weights: Tensor | None = None  # [2], of classes 0 and 1, at most 1
     label_smoothing: float = 0.0
 
-    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def own_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         y = targets.to(outputs.dtype)
         smooth = y * (1 - self.label_smoothing) + self.label_smoothing / 2
         losses = binary_cross_entropy_with_logits(outputs.reshape(len(y)), smooth, reduction="none")
         return losses if self.weights is None else losses * self.weights.to(outputs)[targets.long()]
-
-    def centre(self, outputs: Tensor) -> Tensor:
-        return outputs - outputs.mean(1, keepdim=True)
 
     def score(self, outputs: Tensor, targets: Tensor) -> float:
         return metrics.accuracy(self.predict(outputs), targets)
@@ -176,18 +185,17 @@ class MultiLabel(Task):
 
     kind: ClassVar[str] = "multilabel"
     metric: ClassVar[str] = "accuracy"
-    weights: Tensor | None = None  # [labels], weight of a positive label
+    weights: Tensor | None = None  # [labels], weight of a positive label relative to a negative one
     label_smoothing: float = 0.0
 
-    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def own_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         y = targets.to(outputs.dtype)
         smooth = y * (1 - self.label_smoothing) + self.label_smoothing / 2
-        positive = None if self.weights is None else self.weights.to(outputs)
-        losses = binary_cross_entropy_with_logits(outputs, smooth, pos_weight=positive, reduction="none")
+        losses = binary_cross_entropy_with_logits(outputs, smooth, reduction="none")
+        if self.weights is not None:
+            w = self.weights.to(outputs)
+            losses = losses * torch.where(targets > 0, w, 1.0) / w.clamp(min=1.0)  # the larger weight is 1
         return losses.mean(-1)
-
-    def centre(self, outputs: Tensor) -> Tensor:
-        return outputs - outputs.mean(1, keepdim=True)
 
     def score(self, outputs: Tensor, targets: Tensor) -> float:
         return metrics.accuracy(self.predict(outputs), targets)
@@ -220,12 +228,13 @@ class Regression(Task):
     kind: ClassVar[str] = "regression"
     metric: ClassVar[str] = "rmse"
     higher_is_better: ClassVar[bool] = False
+    has_classes: ClassVar[bool] = False
     outputs: int = 1
     mean: Tensor | None = None  # [targets]
     scale: Tensor | None = None  # [targets]
     huber: float | None = None  # threshold between squared and absolute error, in units of scale
 
-    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def own_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         wanted = self._standardise(targets).to(outputs.dtype)
         given = outputs.reshape(wanted.shape)
         each = (
@@ -237,9 +246,7 @@ class Regression(Task):
 
     def _standardise(self, targets: Tensor) -> Tensor:  # [n, targets]
         rows = targets.reshape(len(targets), -1)
-        if self.mean is None or self.scale is None:
-            return rows
-        return (rows - self.mean.to(rows)) / self.scale.to(rows)
+        return rows if self.mean is None or self.scale is None else (rows - self.mean.to(rows)) / self.scale.to(rows)
 
     def score(self, outputs: Tensor, targets: Tensor) -> float:
         return metrics.rmse(self.predict(outputs).reshape(targets.shape), targets)
@@ -270,29 +277,12 @@ class Regression(Task):
 
 @dataclass(frozen=True)
 class CustomTask(Task):
-    """A loss from the user: `loss(outputs, targets) -> [n]`.
-
-    The loss is given one record at a time (by vmap, or in a loop if torch.func cannot trace it), so it cannot mix
-    records.
-    """
+    """Outputs and targets of any meaning, with a loss from the user: `loss(outputs, targets) -> [n]`."""
 
     kind: ClassVar[str] = "custom"
     metric: ClassVar[str] = "loss"
     higher_is_better: ClassVar[bool] = False
-    loss: Loss | None = None
-    cap: float = MAX_LOSS
-
-    @property
-    def max_loss(self) -> float:
-        return self.cap
-
-    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        assert self.loss is not None
-        loss = self.loss
-        if len(outputs) == 1:
-            return loss(outputs, targets).reshape(1)
-        with VMAP_LOCK:
-            return torch.vmap(lambda output, target: loss(output[None], target[None]).reshape(()))(outputs, targets)
+    has_classes: ClassVar[bool] = False
 
     def score(self, outputs: Tensor, targets: Tensor) -> float:
         return float(self.losses(outputs, targets).double().mean())
@@ -304,21 +294,25 @@ class CustomTask(Task):
         return outputs
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Raise PdslError unless the loss has one finite number per record, which depends on that record only."""
-        assert self.loss is not None
-        try:
-            together = self.loss(outputs, targets)
-        except Exception as e:  # a user's function may raise anything
-            raise PdslError(f"loss: {e} (outputs {list(outputs.shape)}, targets {list(targets.shape)})") from e
-        if not isinstance(together, Tensor) or together.shape != targets.shape[:1]:
-            shape = list(together.shape) if isinstance(together, Tensor) else type(together).__name__
-            raise PdslError(
-                f"loss: it returned {shape} for {len(targets)} records; return one number per record, for example with"
-                " reduction='none'"
-            )
-        apart = torch.cat([self.loss(outputs[n : n + 1], targets[n : n + 1]) for n in range(len(targets))])
-        if not torch.allclose(together, apart, rtol=1e-3, atol=1e-6, equal_nan=True):
-            raise PdslError("loss: a record's loss depends on the other records of the batch; use one record only")
+        """Do nothing: any shapes fit."""
+
+
+def check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
+    """Raise PdslError unless a loss has one number per record, which depends on that record only."""
+    shapes = f"outputs {list(outputs.shape)}, targets {list(targets.shape)}"
+    try:
+        together = loss(outputs, targets)
+    except Exception as e:  # a user's function may raise anything
+        raise PdslError(f"loss: {e} ({shapes}); for one output take outputs[:, 0], and targets.float() for BCE") from e
+    if not isinstance(together, Tensor) or together.shape != targets.shape[:1]:
+        shape = list(together.shape) if isinstance(together, Tensor) else type(together).__name__
+        raise PdslError(
+            f"loss: it returned {shape} for {len(targets)} records ({shapes}); return one number per record, for"
+            " example with reduction='none'"
+        )
+    apart = torch.cat([loss(outputs[n : n + 1], targets[n : n + 1]) for n in range(len(targets))])
+    if not torch.allclose(together, apart, rtol=1e-3, atol=1e-6, equal_nan=True):
+        raise PdslError("loss: a record's loss depends on the other records of the batch; use one record only")
 
 
 def infer_kind(y: Tensor, model_outputs: int | None = None) -> str:
@@ -345,11 +339,12 @@ def build_task(
 ) -> Task:
     """The task of the settings. Weights and scales come from the settings or from the public set."""
     metric = metric or cast(Metric | None, _import_function(settings.metric, "task.metric"))
+    loss = loss or _import_function(settings.loss, "task.loss")
     if kind == "custom":
-        return CustomTask(loss=loss or _import_function(settings.loss, "task.loss"), custom_metric=metric)
+        return CustomTask(loss=loss, custom_metric=metric)
     if kind == "regression":
-        task = Regression(outputs=public[0].numel(), huber=settings.huber, custom_metric=metric)
-        if settings.standardise_targets:
+        task = Regression(outputs=public[0].numel(), huber=settings.huber, custom_metric=metric, loss=loss)
+        if settings.standardise_targets and loss is None:
             rows = public.reshape(len(public), -1).double()
             scale = rows.std(0, correction=0)
             task = replace(task, mean=rows.mean(0).float(), scale=torch.where(scale > 0, scale, 1.0).float())
@@ -359,10 +354,10 @@ def build_task(
     if kind == "binary":
         if classes > 2:
             raise PdslError(f"task.kind=binary: the targets have {classes} classes; set task.kind=multiclass")
-        return Binary(weights=weights, label_smoothing=smoothing, custom_metric=metric)
+        return Binary(weights=weights, label_smoothing=smoothing, custom_metric=metric, loss=loss)
     if kind == "multilabel":
-        return MultiLabel(outputs=classes, weights=weights, label_smoothing=smoothing, custom_metric=metric)
-    return MultiClass(outputs=classes, weights=weights, label_smoothing=smoothing, custom_metric=metric)
+        return MultiLabel(outputs=classes, weights=weights, label_smoothing=smoothing, custom_metric=metric, loss=loss)
+    return MultiClass(outputs=classes, weights=weights, label_smoothing=smoothing, custom_metric=metric, loss=loss)
 
 
 def _import_function(path: str | None, setting: str) -> Callable[..., Tensor] | None:
@@ -379,7 +374,10 @@ def _import_function(path: str | None, setting: str) -> Callable[..., Tensor] | 
 def _class_weights(
     settings: TaskSettings, kind: str, classes: int, public: Tensor, names: Sequence[str]
 ) -> Tensor | None:
-    """Weights of the classes: as given, or inversely proportional to their numbers in the public set."""
+    """Weights of the classes, the largest 1: as given, or inversely proportional to their numbers in the public set.
+
+    Only ratios matter, and clipping would undo weights above 1. For labels, the weight of a positive label.
+    """
     given: str | Sequence[float] | Mapping[str, float] | None = settings.class_weights
     if given is None:
         return None
@@ -389,7 +387,7 @@ def _class_weights(
             positive = public.double().mean(0).clamp(min=1 / len(public))
             return ((1 - positive) / positive).clamp(max=100.0).float()
         counts = torch.bincount(public, minlength=count).double().clamp(min=1)
-        return (counts.sum() / (count * counts)).float()
+        return (counts.min() / counts).float()
     if isinstance(given, Mapping):
         if set(given) != set(names):
             known = ", ".join(names) or "numbers only"
@@ -397,4 +395,5 @@ def _class_weights(
         given = [given[name] for name in names]
     if len(given) != count:
         raise PdslError(f"task.class_weights: {len(given)} given, but there are {count} classes; give one each")
-    return torch.tensor(given, dtype=torch.float32)
+    weights = torch.tensor(given, dtype=torch.float32)
+    return weights if kind == "multilabel" else weights / weights.max()

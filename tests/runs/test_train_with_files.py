@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import pdsl
+from pdsl.training.records import RoundRecord
 from tests.helpers.commands import files_of, forking, rows_on_disk, wait_for
 from tests.helpers.commands import pdsl as command
 from tests.helpers.refusals import refused
@@ -45,6 +46,17 @@ def data(seed: int = 0) -> tuple[Any, Any]:
 def train(out: Path | None, rounds: int = 6, **settings: Any) -> pdsl.Result:
     arguments: dict[str, Any] = {"model": model(), "data": data(), **FEW, "privacy": NOISE, **settings}
     return pdsl.train(**arguments, rounds=rounds, out=out)
+
+
+class StopAfter(pdsl.RunListener):
+    """Interrupt a run after some rounds, as Ctrl-C would."""
+
+    def __init__(self, rounds: int):
+        self.rounds = rounds
+
+    def on_round(self, record: RoundRecord) -> None:
+        if record["round"] == self.rounds:
+            raise KeyboardInterrupt
 
 
 def train_in_process(out: Path, randomness: str, rounds: int) -> None:
@@ -93,10 +105,19 @@ def test_with_system_randomness_a_killed_run_keeps_its_noise(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("privacy", [NOISE, {"mode": "none"}], ids=["noise", "none"])
+def test_a_model_built_again_has_the_first_initial_weights(privacy: dict[str, Any], tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", 6, privacy=privacy)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "cut", 6, privacy=privacy, callbacks=[StopAfter(3)])
+    again = train(tmp_path / "cut", 6, privacy=privacy, model=model(seed=7))
+    assert again.summary["models_sha256"] == whole.summary["models_sha256"]
+
+
+@pytest.mark.parametrize("privacy", [NOISE, {"mode": "none"}], ids=["noise", "none"])
 @pytest.mark.parametrize(
     ("other", "part"),
     [
-        ({"model": model(1)}, "model"),
+        ({"model": nn.Linear(5, 3)}, "model"),
         ({"data": data(1)}, "data"),
         ({"graph": pdsl.full(4)}, "graph"),
         ({"seed": 1}, "seed"),

@@ -1,6 +1,7 @@
 """Tasks: losses against torch, per record; class weights and scales from the public set; refusals."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pdsl.settings import TaskSettings
-from pdsl.tasks import Binary, CustomTask, MultiClass, MultiLabel, Regression, Task, build_task, infer_kind
+from pdsl.tasks import (
+    Binary,
+    CustomTask,
+    MultiClass,
+    MultiLabel,
+    Regression,
+    Task,
+    build_task,
+    check_loss,
+    infer_kind,
+)
 from tests.helpers.refusals import refused
 
 N = 24
@@ -104,14 +115,17 @@ def test_public_weights_balance_the_classes_of_the_public_set() -> None:
     task = build_task(TaskSettings(class_weights="public"), "multiclass", 4, public)
     assert isinstance(task, MultiClass) and task.weights is not None
     totals = [float(task.weights[c]) * int((public == c).sum()) for c in range(4)]
-    assert totals == pytest.approx([25.0] * 4)
+    assert totals == pytest.approx([1.0] * 4)
+    assert float(task.weights.max()) == 1.0
 
 
 def test_weights_are_given_by_number_or_by_name() -> None:
     public = torch.tensor([0, 1])
     by_name = TaskSettings(class_weights={"benign": 1.0, "malignant": 3.0})
     task = build_task(by_name, "binary", 2, public, ("benign", "malignant"))
-    assert isinstance(task, Binary) and task.weights is not None and task.weights.tolist() == [1.0, 3.0]
+    assert (
+        isinstance(task, Binary) and task.weights is not None and task.weights.tolist() == pytest.approx([1 / 3, 1.0])
+    )
     with refused("class_weights", "benign, malignant"):
         build_task(TaskSettings(class_weights={"benign": 1.0}), "binary", 2, public, ("benign", "malignant"))
     with refused("class_weights", "3 given", "2 classes"):
@@ -136,7 +150,7 @@ def test_regression_scales_come_from_the_public_set() -> None:
 ], ids=["mean", "mixes", "raises", "number"])  # fmt: skip
 def test_a_loss_that_is_not_per_record_is_refused(loss: Callable[[Tensor, Tensor], Tensor], parts: list[str]) -> None:
     with refused(*parts):
-        CustomTask(loss=loss).check(normal(0, 5, 1), normal(1, 5, 1))
+        check_loss(loss, normal(0, 5, 1), normal(1, 5, 1))
 
 
 def test_a_model_that_does_not_fit_the_task_is_refused() -> None:
@@ -153,5 +167,20 @@ def test_a_model_that_does_not_fit_the_task_is_refused() -> None:
 def test_custom_kind_and_loss_belong_together() -> None:
     with pytest.raises(ValueError, match="set both"):
         TaskSettings(kind="custom")
-    with pytest.raises(ValueError, match="set both"):
-        TaskSettings(loss="a:b")
+
+
+@pytest.mark.parametrize("case", ["multiclass", "binary", "multilabel", "regression"])
+def test_an_own_loss_replaces_only_the_loss(case: str) -> None:
+    task, outputs, targets, _ = CASES[case]
+    doubled = replace(task, loss=lambda o, y: 2 * task.losses(o, y))
+    torch.testing.assert_close(doubled.losses(outputs, targets), 2 * task.losses(outputs, targets))
+    assert doubled.metrics(outputs, targets) == task.metrics(outputs, targets)
+    assert torch.equal(doubled.predict(outputs), task.predict(outputs))
+
+
+def test_positive_weights_of_labels_are_relative() -> None:
+    outputs, y = normal(0, N, 2), (normal(1, N, 2) > 0).long()
+    weighted = MultiLabel(outputs=2, weights=torch.tensor([3.0, 0.5])).losses(outputs, y)
+    plain = functional.binary_cross_entropy_with_logits(outputs, y.float(), reduction="none")
+    factors = torch.where(y > 0, torch.tensor([1.0, 0.5]), torch.tensor([1 / 3, 1.0]))
+    torch.testing.assert_close(weighted, (plain * factors).mean(1))

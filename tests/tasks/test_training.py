@@ -106,6 +106,32 @@ def test_the_audit_passes_for_every_task(kind: str) -> None:
     assert [finding for finding in findings if finding.verdict != Verdict.PASS] == []
 
 
+def test_class_weights_raise_the_recall_of_a_rare_class() -> None:
+    generator = torch.Generator().manual_seed(0)
+    centres = 0.6 * torch.randn(4, FEATURES, generator=generator)
+
+    def draw(n: int) -> tuple[Tensor, Tensor]:
+        y = torch.multinomial(torch.tensor([0.5, 0.3, 0.15, 0.05]), n, replacement=True, generator=generator)
+        return centres[y] + 1.5 * torch.randn(n, FEATURES, generator=generator), y
+
+    (x, y), (test_x, test_y) = draw(1500), draw(1000)
+    recalls = []
+    for weights in (None, "public"):
+        values = {
+            "rounds": 30,
+            "graph": {"kind": "full", "agents": AGENTS},
+            "data": {"name": "python"},
+            "model": {"name": "softmax"},
+            "task": {"class_weights": weights},
+            "batch": {"size": 100, "records": 500},
+            "partition": {"kind": "iid"},
+        }
+        e = prepare(validate(values, "test"), data=Data("python", x, y, test_x, test_y, 4))
+        *_, last = rounds(e)
+        recalls.append(measure_model(e, last.state.x[0])["recall"]["3"])
+    assert recalls[1] > recalls[0] + 0.2
+
+
 class Two(nn.Module):
     """A model with two inputs, of which one is an integer, and a mapping as output."""
 

@@ -53,10 +53,10 @@ class DefKT(Algorithm[State]):
         return torch.tensor(chosen)
 
     def check_task(self, task: Task) -> None:
-        if not isinstance(task, MultiClass):
+        if not isinstance(task, MultiClass) or task.loss is not None:
             raise PdslError(
-                f"algorithm def-kt distils class probabilities, so it needs a multiclass task, not {task.kind}; choose"
-                " another algorithm"
+                f"algorithm def-kt distils class probabilities, so it needs a multiclass task with its own loss, not"
+                f" {task.kind}; choose another algorithm"
             )
 
     def noise_gain(self, graph: Graph) -> float:

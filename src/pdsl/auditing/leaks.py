@@ -31,7 +31,6 @@ from pdsl.auditing.report import Finding, Verdict, conclude
 from pdsl.data.validation import row_bytes
 from pdsl.privacy.seal import tensors_digest
 from pdsl.runs.checkpoints import NAME
-from pdsl.tasks import CustomTask
 from pdsl.training.experiment import Experiment, prepare
 from pdsl.training.trainer import Trainer, initial_models, initial_state, state_tensors
 from pdsl.utils.errors import PdslError
@@ -170,7 +169,7 @@ def check_public_parts(e: Experiment) -> Finding:
     if len(e.engine.agents) != e.graph.agents:
         return Finding(check, Verdict.PASS, "not checked, because other processes hold records")
     model = None if e.config.model.name != "python" else e.network.module
-    loss = e.task.loss if isinstance(e.task, CustomTask) else None
+    loss = e.task.loss
     key = getattr(e.streams, "key", None)
     private = e.data.published is None and e.streams.secret
     kept = torch.arange(len(e.data.y)) < len(e.data.y) - 1

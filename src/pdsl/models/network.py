@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pdsl.models.zoo import MIXES_RECORDS, AlignedLinear
-from pdsl.tasks import MultiClass, Task
+from pdsl.tasks import MultiClass, Task, check_loss
 from pdsl.utils.errors import PdslError
 from pdsl.utils.inputs import Inputs, call, channels_last, describe_shape, tensors_of
 
@@ -224,7 +224,10 @@ class Network:
     def check(self, inputs: Inputs, targets: Tensor) -> None:
         """Run the model once, so that a mismatch of shapes is found before anything is written."""
         out = self.try_outputs(inputs[:TRIED])
-        self.task.check(out, targets[:TRIED].to(self.device))
+        some = targets[:TRIED].to(self.device)
+        self.task.check(out, some)
+        if self.task.loss is not None:
+            check_loss(self.task.loss, out, some)
 
     def to_module(self, x: Tensor, public: Inputs | None = None) -> nn.Module:
         """Copy of the module with parameters x [d].

@@ -8,6 +8,7 @@
     secret.key           the run's random key (system randomness only); keep it secret
     checkpoint/          the two newest states, as safetensors files
     summary.json         the result
+    initial.safetensors  weights before round 1 of a model given in Python, from which the same call resumes
     model.safetensors    state_dict of the mean model; its metadata have architecture, scaling, classes and task
     README.md            model card
     report.html          the report
@@ -42,6 +43,7 @@ from pdsl.utils.versions import versions
 CONFIG, SETUP, OWNER, ROWS = "config.toml", "setup.json", "owner.json", "rows.jsonl"
 LEDGER, KEY, SUMMARY, MODEL = "ledger.json", "secret.key", "summary.json", "model.safetensors"
 CHECKPOINTS, REPORT, LOCK, CARD = "checkpoint", "report.html", ".lock", "README.md"
+INITIAL = "initial.safetensors"  # weights before round 1 of a model given in Python
 FOR_OWNER = "the data owner only: exact counts of private records, which no epsilon covers; do not pass this file on"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from pdsl.data.scaling import Scaling
@@ -43,6 +43,23 @@ def pack_model(e: Experiment, module: nn.Module) -> bytes:
     described = describe_model(e, module) | {"aliases": aliases}
     # one entry: safetensors writes several in a random order, and equal runs have equal files
     return save(tensors, metadata={"pdsl": json.dumps(described, ensure_ascii=False)})
+
+
+def pack_initial_weights(module: nn.Module) -> bytes:
+    """Weights and buffers before round 1."""
+    return save({name: tensor.clone().contiguous() for name, tensor in module.state_dict().items()})
+
+
+def restore_initial_weights(module: nn.Module, stored: bytes | None) -> nn.Module:
+    """Copy of a module with the weights with which its run started; the module itself if they do not fit."""
+    if stored is None:
+        return module
+    again = copy.deepcopy(module)
+    try:
+        again.load_state_dict(load(stored), strict=False)
+    except (SafetensorError, RuntimeError):  # another model, which the seal refuses
+        return module
+    return again
 
 
 def describe_model(e: Experiment, module: nn.Module) -> JsonDict:

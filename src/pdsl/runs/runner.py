@@ -24,8 +24,9 @@ from pdsl.privacy import Ledger, Mechanism
 from pdsl.privacy.seal import graph_digest, model_digest, tensors_digest
 from pdsl.runs.changes import differing_setting
 from pdsl.runs.checkpoints import Checkpoint
-from pdsl.runs.directory import OWNER, RunDirectory, unused
+from pdsl.runs.directory import INITIAL, OWNER, RunDirectory, unused
 from pdsl.runs.listeners import RunListener, StopTraining
+from pdsl.runs.model_file import pack_initial_weights, restore_initial_weights
 from pdsl.runs.result import Result, Stop, Summary, finish
 from pdsl.tasks import Loss, Metric
 from pdsl.topology import Graph
@@ -105,7 +106,11 @@ def start(
     def create() -> RunDirectory:
         if ranks.rank > 0:
             return RunDirectory(out)
-        return RunDirectory.create(out, experiment.config.to_toml(), experiment.metadata(), _owner_metadata(experiment))
+        e = experiment
+        directory = RunDirectory.create(out, e.config.to_toml(), e.metadata(), _owner_metadata(e))
+        if objects.get("model") is not None:
+            directory.write(INITIAL, pack_initial_weights(e.network.module))
+        return directory
 
     return experiment, ranks.all_or_raise(create)
 
@@ -132,6 +137,8 @@ def resume(
         passed: Objects = {**objects}
         if passed.get("graph") is None and config.graph.kind == "python":
             passed["graph"] = run.graph()
+        if (model := passed.get("model")) is not None:  # a call without a seed builds other initial weights
+            passed["model"] = restore_initial_weights(model, run.read(INITIAL))
         experiment = prepare(config, key=key, agreed=agreed, given=run.given(), engine=ranks.engine, **passed)
         _check_objects(experiment, run)
         return experiment

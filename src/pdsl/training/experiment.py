@@ -29,7 +29,7 @@ from pdsl.privacy.seal import (
     software,
     tensors_digest,
 )
-from pdsl.tasks import CustomTask, Loss, Metric, Task, build_task, infer_kind
+from pdsl.tasks import Loss, Metric, Task, build_task, infer_kind
 from pdsl.topology import Graph, Schedule, describe_schedule
 from pdsl.training.learning_rate import resolve_learning_rate
 from pdsl.utils.errors import PdslError
@@ -255,6 +255,8 @@ def build_network(
     if kind == "auto":
         outputs = None if model is None else Network(model, device).count_outputs(inputs)
         kind = infer_kind(data.y, outputs)
+        if config.task.loss is not None and not _fits(kind, data.classes, outputs):
+            kind = "custom"
     task = build_task(config.task, kind, data.classes, targets, data.class_names, loss, metric)
     if model is None:
         name = data.name if data.published is not None else config.data.name  # a user's file may be called mnist.npz
@@ -270,6 +272,11 @@ def given_settings(config: Config) -> dict[str, str]:
     return {"algorithm.learning_rate": AUTO} if config.algorithm.learning_rate == AUTO else {}
 
 
+def _fits(kind: str, classes: int, outputs: int | None) -> bool:
+    """Whether outputs of a model for a user's loss are scores or logits of the classes."""
+    return kind == "binary" or (kind in ("multiclass", "multilabel") and outputs == classes)
+
+
 def make_seal(
     config: Config,
     streams: Streams,
@@ -282,7 +289,7 @@ def make_seal(
 ) -> RunSeal:
     """The seal of a run: digests of everything that shapes its messages. `besides`: further identification."""
     paths = (*MAY_CHANGE, "data.path", "data.test_path", "graph.path")  # records and graph are sealed, not their paths
-    loss = network.task.loss if isinstance(network.task, CustomTask) else None
+    loss = network.task.loss
     code = code_digest([type(config.algorithm), *([] if loss is None else [loss])])
     settings = settings_digest(config.as_dict(), paths) + code + besides
     if config.algorithm.rates_need_rounds:
