@@ -7,15 +7,16 @@ are treated like positions, and summed.
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from pdsl.gradients.attention import attention, encoder_layer
 from pdsl.gradients.convolution import Convolution, kernel_gradients
 from pdsl.gradients.formulas import Gradient, Lookups, Rows
+from pdsl.gradients.group_norm import Normalisation
 from pdsl.gradients.linear import run_linear
 from pdsl.gradients.recurrent import Recurrent, run_recurrent
 from pdsl.gradients.tape import Tape
@@ -126,25 +127,17 @@ def _group_norm(tape: Tape, layer: nn.GroupNorm) -> Forward:
         inside = tape.one_record_at_a_time
         if x.ndim < 2 + inside:
             raise RuntimeError("GroupNorm over the records")
-        rows = (x.flatten(0, 1) if inside else x).contiguous()  # three times faster than channels last
-        weight, bias, (n, channels) = layer.weight, layer.bias, rows.shape[:2]
-        w, b = (None if p is None else p.detach() for p in (weight, bias))
-        pixels = rows[0, 0].numel()
-        out, mean, rstd = torch.native_group_norm(rows, w, b, n, channels, pixels, layer.num_groups, layer.eps)
+        normalisation = Normalisation(layer, x.flatten(0, 1) if inside else x)
+        out = normalisation.output()
 
         def formula(delta: Tensor) -> Parts:
-            delta = delta.reshape(n, channels, -1)
-            of_bias = delta.sum(2)
-            centre, scale = (
-                t.repeat_interleave(channels // layer.num_groups, 1).double() for t in (mean.detach(), rstd.detach())
-            )
-            products = (delta * rows.detach().view(n, channels, -1)).sum(2)
-            of_weight = (products.double() - centre * of_bias.double()) * scale
-            by_record = [g.float().view(len(x), -1, channels).sum(1) for g in (of_weight, of_bias)]
-            pairs = zip((weight, bias), by_record, strict=True)
-            return [(p, Rows(g)) for p, g in pairs if p is not None and p.requires_grad]
+            gradients = normalisation.gradients(delta.flatten(0, 1) if inside else delta)
+            pairs = zip((layer.weight, layer.bias), gradients, strict=True)
+            return [
+                (p, Rows(g.view(len(x), -1, g.shape[1]).sum(1))) for p, g in pairs if p is not None and p.requires_grad
+            ]
 
-        return tape.record(out.view(x.shape), [rows], [weight, bias], formula)
+        return tape.record(out.view(x.shape) if inside else out, [], [layer.weight, layer.bias], formula)
 
     return lambda input: tape.enter(run, input)
 
@@ -194,6 +187,24 @@ def _pooling(axes: int, tape: Tape, layer: nn.Module) -> Forward:
     return lambda input: tape.enter(run, input)
 
 
+def pool_first(sequence: nn.Sequential) -> Forward:
+    """Forward of a sequence with max pooling before ReLU: the same numbers and derivatives, for fewer ReLUs.
+
+    ReLU does not change which number of a window is the largest if that is positive. If not, all derivatives are zero.
+    """
+    layers = list(sequence)
+    for place, (first, second) in enumerate(pairwise(sequence)):
+        if type(first) is nn.ReLU and type(second) in MAX_POOLING and not getattr(second, "return_indices", False):
+            layers[place : place + 2] = second, first
+
+    def forward(input: Tensor) -> Tensor:
+        for layer in layers:
+            input = layer(input)
+        return input
+
+    return forward
+
+
 # Functions (tape, layer) → forward; NotImplementedError if a layer's settings have no formula.
 WITH_FORMULA: dict[type[nn.Module], Callable[[Tape, Any], Forward]] = {
     nn.Linear: _linear,
@@ -214,6 +225,7 @@ WITH_FORMULA: dict[type[nn.Module], Callable[[Tape, Any], Forward]] = {
     nn.LSTM: _recurrent,
     nn.RNN: _recurrent,
 }
+MAX_POOLING = (MaxPool, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 # Layers without parameters that are much faster, or only possible, outside vmap.
 POOLING: dict[type[nn.Module], int] = {
     MaxPool: 2, nn.MaxPool1d: 1, nn.MaxPool2d: 2, nn.MaxPool3d: 3, nn.AvgPool1d: 1, nn.AvgPool2d: 2, nn.AvgPool3d: 3,

@@ -117,7 +117,7 @@ def _by_formulas(
     plan = plan_of(replica, one_record_at_a_time)
     copies = plan.copies(len(targets))
     with plan.with_formulas() as tape:
-        losses = network.task.losses(tape.forward(network, plan.arrange(inputs), copies), targets)
+        losses = network.task.losses(tape.forward(network, inputs, copies), targets)
         return tape.gradients(losses, copies)
 
 
@@ -129,9 +129,7 @@ def _outputs_by_vmap(network: Network, x: Tensor, inputs: Inputs) -> Tensor:
     blocks = (map_inputs(lambda t: pad_records(t, ONE_SHAPE), block) for block in split(inputs, ONE_SHAPE))
     with torch.enable_grad(), plan.with_formulas() as tape:
         copies = plan.copies(ONE_SHAPE)
-        return torch.cat([tape.forward(network, plan.arrange(block), copies).detach() for block in blocks])[
-            : len(inputs)
-        ]
+        return torch.cat([tape.forward(network, block, copies).detach() for block in blocks])[: len(inputs)]
 
 
 # records
