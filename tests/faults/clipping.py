@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pdsl.algorithms import Round
 from pdsl.gradients import clipping as gradients
@@ -175,11 +175,7 @@ def parts_of(change: Callable[[list[PerRecord]], list[PerRecord]]) -> Callable[.
         preprocess = change(parts) if len(parts) > 1 else parts
         squared_norms = torch.stack([part.squared_norms for part in preprocess]).sum(0)
 
-        def sum_of(factors: Tensor, dropped: Tensor) -> Tensor:
-            all_factors = nn.functional.pad(factors, (0, len(squared_norms) - n))
-            return torch.cat([part.weighted_sum(all_factors) for part in parts])
-
-        return PerRecord(squared_norms[:n], sum_of)
+        return PerRecord(squared_norms[:n], lambda f: torch.cat([part.weighted_sum(f) for part in parts]))
 
     return gradients_of
 
@@ -355,7 +351,7 @@ def padding_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         padded = per_example.pad_records(inputs, self.pad), per_example.pad_records(targets, self.pad)
         parts = self.run(network, x, *padded)
         squared_norms = torch.stack([part.squared_norms for part in parts]).sum(0)
-        return PerRecord(squared_norms, lambda f, dropped: torch.cat([part.weighted_sum(f) for part in parts]))
+        return PerRecord(squared_norms, lambda f: torch.cat([part.weighted_sum(f) for part in parts]))
 
     substitute(monkeypatch, trainer, "choose_kernel", lambda *of: LAYERS)
     monkeypatch.setattr(Kernel, "gradients", gradients_of)
@@ -384,10 +380,10 @@ def gradient_of_the_round_before(monkeypatch: pytest.MonkeyPatch) -> None:
 def zero_times_infinity(monkeypatch: pytest.MonkeyPatch) -> None:
     """An infinite gradient is multiplied with its factor of zero."""
 
-    def weighted_sum(self: PerRecord, factors: Tensor) -> Tensor:
-        return self.sum_of(factors, torch.zeros(len(factors), 1, dtype=torch.bool))
+    def nan_to_num_(self: Tensor, nan: float | None = None) -> Tensor:
+        return self if nan is None else self.copy_(self.nan_to_num(nan=nan))
 
-    monkeypatch.setattr(PerRecord, "weighted_sum", weighted_sum)
+    monkeypatch.setattr(Tensor, "nan_to_num_", nan_to_num_)
 
 
 @fault(CLIPPING, SENSITIVITY)

@@ -232,7 +232,12 @@ def _kernel(places: Tensor) -> Kernel:
         length = NORM * _signs(x[None])[0] * marks.sign().double()
         at = places[(marks.abs() - 1).clamp(min=0)]
         zero = torch.zeros_like(x, dtype=torch.float64)
-        return [PerRecord(length.square(), lambda factors, dropped: zero.clone().index_add_(0, at, factors * length))]
+        return [
+            PerRecord(
+                length.square(),
+                lambda factors: zero.clone().index_add_(0, at[: len(factors)], factors * length[: len(factors)]),
+            )
+        ]
 
     return Kernel("canaries", 4096, 1, run, lambda network, x, inputs: network.outputs(x, inputs))
 

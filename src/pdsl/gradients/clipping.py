@@ -32,8 +32,7 @@ def clip_factors(squared_norms: Tensor, C: float) -> Tensor:
 
     Guarantee: factor · ‖g‖ ≤ C for every finite norm, up to float64 rounding. A non-finite norm gives 0.
     """
-    factors = C / squared_norms.sqrt().clamp(min=C)
-    return torch.where(torch.isfinite(squared_norms), factors, 0.0)
+    return (C / squared_norms.sqrt().clamp(min=C)).nan_to_num_(nan=0.0)  # C/∞ is 0
 
 
 def sum_gradients(network: Network, x: Tensor, inputs: Inputs, labels: Tensor) -> Tensor:
@@ -70,11 +69,11 @@ def clip_per_sample(
     for a, b in zip(split(inputs, kernel.block), torch.split(labels, kernel.block), strict=True):
         if len(b):
             of_block = kernel.gradients(network, x, a, b)
-            part = of_block.weighted_sum(clip_factors(of_block.squared_norms, C))
+            part = of_block.weighted_sum(clip_factors(of_block.squared_norms, C) / divisor)
             total = part if total is None else total.add_(part)
     if kernel is not LAYERS:
         network.check_state()
-    return torch.zeros_like(x, dtype=torch.float64) if total is None else total.div_(divisor)
+    return torch.zeros_like(x, dtype=torch.float64) if total is None else total
 
 
 GradientKey = tuple[int, int, int, bytes]  # round, local step, agent, digest of the model

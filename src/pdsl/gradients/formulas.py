@@ -13,6 +13,7 @@ norm is never below that of the gradient which is summed, and clipping bounds it
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 ROUNDING = 2.0**-53  # relative rounding error of a float64 operation
 CACHED = 2**18  # numbers of a chunk of rows
 CHUNK = 16  # records of a sequence whose products are computed in float64 together
+MIN_TRANSPOSED = 64  # outputs of a layer from which on products with a transposed matrix are fast
 MAX_BUILT = 2**24  # numbers of a parameter's gradients that are kept between norms and sum
 
 
@@ -29,8 +31,8 @@ class PerRecord:
     """Per-record gradients of one or several parameters, as their norms and weighted sums."""
 
     squared_norms: Tensor  # [n] float64
-    # (factors f [n], mask of zero factors [n, 1]) → Σ_r f_r g_r [size] float64; rows with factor 0 may be infinite
-    sum_of: Callable[[Tensor, Tensor], Tensor]
+    # factors f of the first records → Σ_r f_r g_r [size] float64; rows with factor 0 may be infinite
+    weighted_sum: Callable[[Tensor], Tensor]
     # the same written to a tensor: (factors, out [size]); optional, saves memory traffic
     write: Callable[[Tensor, Tensor], object] | None = None
 
@@ -38,15 +40,34 @@ class PerRecord:
     def writing(cls, squared_norms: Tensor, size: int, write: Callable[[Tensor, Tensor], object]) -> "PerRecord":
         """Gradients whose sum is written to a tensor."""
 
-        def sum_of(factors: Tensor, dropped: Tensor) -> Tensor:
+        def weighted_sum(factors: Tensor) -> Tensor:
             out = torch.empty(size, dtype=torch.float64, device=factors.device)
             write(factors, out)
             return out
 
-        return cls(squared_norms, sum_of, write)
+        return cls(squared_norms, weighted_sum, write)
 
-    def weighted_sum(self, factors: Tensor) -> Tensor:
-        return self.sum_of(factors, (factors == 0)[:, None])
+
+class Vectors:
+    """Vectors [n, size] of the records in float64, converted once for norms and sums, and for all their uses."""
+
+    def __init__(self, vectors: Tensor):
+        self.in_float32 = vectors
+
+    @cached_property
+    def _converted(self) -> tuple[Tensor, Tensor]:
+        vectors = self.in_float32.double()
+        norms = torch.linalg.vector_norm(vectors, dim=1)
+        return norms, vectors.nan_to_num_()
+
+    @property
+    def norms(self) -> Tensor:
+        return self._converted[0]
+
+    @property
+    def finite(self) -> Tensor:
+        """Vectors with zeros and large numbers for numbers that are not finite; such a vector's norm is not finite."""
+        return self._converted[1]
 
 
 @dataclass(frozen=True)
@@ -55,6 +76,7 @@ class Rows:
 
     g: Tensor
     layout: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    vectors: Vectors | None = None  # the rows in float64, if another gradient uses them too
 
     def build(self) -> Tensor:
         """Gradients in the parameter's own order: [n, size]."""
@@ -64,6 +86,14 @@ class Rows:
         return self.g.view(-1, *shape).permute(0, *(1 + axis for axis in order)).reshape(len(self.g), -1)
 
     def per_record(self) -> PerRecord:
+        if self.layout is None and self.g.numel() <= CACHED:
+            vectors = self.vectors or Vectors(self.g)
+            return PerRecord.writing(
+                vectors.norms.square(),
+                self.g.shape[1],
+                lambda factors, out: torch.mm(factors[None], vectors.finite[: len(factors)], out=out[None]),
+            )
+
         def write(factors: Tensor, out: Tensor) -> None:
             if self.layout is None:
                 sum_rows(_chunks(self.g), factors, out)
@@ -96,9 +126,9 @@ def sum_rows(chunks: Iterable[Tensor], factors: Tensor, out: Tensor) -> None:
     start = 0
     out.zero_()
     for rows in in_float64(chunks):
-        end = start + len(rows)
-        out.addmv_(rows.nan_to_num_().T, factors[start:end])
-        start = end
+        part = factors[start : start + len(rows)]
+        out.addmv_(rows.nan_to_num_()[: len(part)].T, part)
+        start += len(part)
 
 
 def _chunks(rows: Tensor) -> tuple[Tensor, ...]:
@@ -118,6 +148,7 @@ class Products:
     a: Tensor  # [n, T, in]
     first: int = 0
     of: int = 0  # rows of the parameter; 0: out
+    vectors: Vectors | None = None  # δ of one position in float64, if another gradient uses it too
 
     def build(self) -> Tensor:
         """Gradients [n, size]."""
@@ -158,28 +189,30 @@ class Products:
         gram = torch.cat([_gram(delta.double()).mul_(_gram(a.double())).sum((1, 2)) for delta, a in parts])
         norms = gram + _slack(T, out + columns) * sizes.sum(1).square()
 
-        def sum_of(factors: Tensor, dropped: Tensor) -> Tensor:
-            total = torch.zeros(out, columns, dtype=torch.float64, device=factors.device)
-            tensors = [self.delta, self.a, factors[:, None, None]]
+        def weighted_sum(factors: Tensor) -> Tensor:
+            n, total = len(factors), torch.zeros(out, columns, dtype=torch.float64, device=factors.device)
+            tensors = [self.delta[:n], self.a[:n], factors[:, None, None]]
             for delta, a, f in zip(*(torch.split(t, CHUNK) for t in tensors), strict=True):
                 scaled = delta.double().nan_to_num_().mul_(f)
                 total.addmm_(scaled.view(-1, out).T, a.double().nan_to_num_().view(-1, columns))
             return self._place(total)
 
-        return PerRecord(norms, sum_of)
+        return PerRecord(norms, weighted_sum)
 
     def _outer(self) -> PerRecord:
         """Gradients δ aᵀ of one position: the norm is a product of norms, the sum a matrix product."""
-        delta, a = self.delta[:, 0].double(), self.a[:, 0].double()
-        norms = torch.linalg.vector_norm(delta, dim=1) * torch.linalg.vector_norm(a, dim=1)
-        delta.nan_to_num_()
-        a.nan_to_num_()
+        of_delta, of_a = self.vectors or Vectors(self.delta[:, 0]), Vectors(self.a[:, 0])
+        norms, delta, a = of_delta.norms * of_a.norms, of_delta.finite, of_a.finite
+
+        def scaled(factors: Tensor) -> Tensor:
+            rows = (delta[: len(factors)] * factors[:, None]).T
+            return rows.contiguous() if len(rows) < MIN_TRANSPOSED else rows
 
         if self.of:
-            return PerRecord(norms.square(), lambda f, dropped: self._place((delta * f[:, None]).T @ a))
+            return PerRecord(norms.square(), lambda factors: self._place(scaled(factors) @ a[: len(factors)]))
 
         def write(factors: Tensor, out: Tensor) -> None:
-            torch.mm((delta * factors[:, None]).T, a, out=out.view(delta.shape[1], a.shape[1]))
+            torch.mm(scaled(factors), a[: len(factors)], out=out.view(delta.shape[1], a.shape[1]))
 
         return PerRecord.writing(norms.square(), delta.shape[1] * a.shape[1], write)
 
@@ -223,8 +256,9 @@ class Lookups:
         delta.nan_to_num_()
 
         def write(factors: Tensor, out: Tensor) -> None:
-            scaled = delta * factors[:, None, None]
-            out.zero_().view(-1, dim).index_add_(0, self.ids.reshape(-1), scaled.view(-1, dim))
+            n = len(factors)
+            scaled = delta[:n] * factors[:, None, None]
+            out.zero_().view(-1, dim).index_add_(0, self.ids[:n].reshape(-1), scaled.view(-1, dim))
 
         return PerRecord.writing(norms, self.vocabulary * dim, write)
 
@@ -236,7 +270,7 @@ def combine(gradients: Sequence[Gradient], n: int, size: int, device: torch.devi
     """Per-record gradients of one parameter that is used once, several times, or never."""
     if not gradients:
         zero = torch.zeros(n, dtype=torch.float64, device=device)
-        return PerRecord(zero, lambda factors, dropped: zero.new_zeros(size))
+        return PerRecord(zero, lambda factors: zero.new_zeros(size))
     if len(gradients) == 1:
         return gradients[0].per_record()
     products = [g for g in gradients if isinstance(g, Products)]
@@ -259,18 +293,18 @@ def _join(products: Sequence[Products]) -> Products:
     """Several uses of the same weight as one use with more positions."""
     if len(products) == 1:
         return products[0]
-    delta = torch.cat([g.delta for g in products], dim=1)
-    return replace(products[0], delta=delta, a=torch.cat([g.a for g in products], dim=1))
+    delta, a = (torch.cat(parts, dim=1) for parts in zip(*((g.delta, g.a) for g in products), strict=True))
+    return replace(products[0], delta=delta, a=a, vectors=None)
 
 
 def _add(parts: Sequence[PerRecord]) -> PerRecord:
     """Gradients of different rows of one parameter."""
     norms = torch.stack([part.squared_norms for part in parts]).sum(0)
 
-    def sum_of(factors: Tensor, dropped: Tensor) -> Tensor:
-        return torch.stack([part.sum_of(factors, dropped) for part in parts]).sum(0)
+    def weighted_sum(factors: Tensor) -> Tensor:
+        return torch.stack([part.weighted_sum(factors) for part in parts]).sum(0)
 
-    return PerRecord(norms, sum_of)
+    return PerRecord(norms, weighted_sum)
 
 
 def _slack(positions: int, width: int) -> float:

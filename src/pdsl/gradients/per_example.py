@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from pdsl.gradients.formulas import PerRecord, Rows
 from pdsl.gradients.plan import plan_of
@@ -55,20 +54,17 @@ class Kernel:
         sizes = [x.numel()] if len(parts) == 1 else [shape.numel() for _, shape in network.shapes()]
         squared_norms = torch.stack([part.squared_norms for part in parts]).sum(0)
 
-        def sum_of(factors: Tensor, dropped: Tensor) -> Tensor:
-            if n < len(squared_norms):
-                factors = pad(factors, (0, len(squared_norms) - n))
-                dropped = pad(dropped, (0, 0, 0, len(squared_norms) - n), value=True)
+        def weighted_sum(factors: Tensor) -> Tensor:
             total, end = torch.empty(x.numel(), dtype=torch.float64, device=factors.device), 0
             for part, size in zip(parts, sizes, strict=True):
                 start, end = end, end + size
                 if part.write is not None:
                     part.write(factors, total[start:end])
                 else:
-                    total[start:end] = part.sum_of(factors, dropped)
+                    total[start:end] = part.weighted_sum(factors)
             return total
 
-        return PerRecord(squared_norms[:n], sum_of)
+        return PerRecord(squared_norms[:n], weighted_sum)
 
 
 def pad_records(rows: Tensor, multiple: int) -> Tensor:
@@ -76,10 +72,11 @@ def pad_records(rows: Tensor, multiple: int) -> Tensor:
     missing = -len(rows) % multiple
     if not missing:
         return rows
-    padded = rows.new_zeros((len(rows) + missing, *rows.shape[1:]))
-    if rows.ndim == 4:
-        padded = padded.to(memory_format=torch.channels_last)
+    layout = torch.channels_last if rows.ndim == 4 else torch.contiguous_format
+    shape = (len(rows) + missing, *rows.shape[1:])
+    padded = torch.empty(shape, dtype=rows.dtype, device=rows.device, memory_format=layout)
     padded[: len(rows)] = rows
+    padded[len(rows) :] = 0
     return padded
 
 

@@ -103,7 +103,10 @@ class Tape:
         trained = [p for p in parameters if p is not None and p.requires_grad]
         if not trained or not torch.is_grad_enabled():
             return out
-        out = _Mark.apply(out, self.leaf)  # type: ignore[no-untyped-call]
+        if self.one_record_at_a_time:
+            out = _Mark.apply(out, self.leaf)  # type: ignore[no-untyped-call]
+        elif not out.requires_grad:  # vetted layers change nothing in place, so the output marks its own place
+            out.requires_grad_()
         versions = [(t, t._version) for t in inputs]
         self.uses.append(_Use(get_gradient_edge(out), out.shape, versions, trained, formula))
         return out

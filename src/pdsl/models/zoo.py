@@ -56,8 +56,9 @@ def aligned_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if not columns and not rows:
         return nn.functional.linear(x, weight, bias)
     padded = nn.functional.pad(weight, (0, columns, 0, rows))
-    y = nn.functional.linear(nn.functional.pad(x, (0, columns)), padded)[..., :outputs]
-    return y if bias is None else y + bias
+    if bias is not None and rows:
+        bias = nn.functional.pad(bias, (0, rows))
+    return nn.functional.linear(nn.functional.pad(x, (0, columns)) if columns else x, padded, bias)[..., :outputs]
 
 
 class RMSNorm(nn.Module):
