@@ -8,7 +8,8 @@ There are two kinds of clipping:
   most C/B, so far less noise is needed.
 
 In both, the sum over records is computed in float64 and divided by a public constant, never by the number of records
-drawn. The stated sensitivity includes the rounding error of the sum (`privacy.noise.ARITHMETIC`).
+drawn. With `per-sample`, the constant divides each record's factor. The stated sensitivity includes the rounding error
+of the sum (`privacy.noise.ARITHMETIC`).
 """
 
 import hashlib
