@@ -84,7 +84,7 @@ def train(
     seed: int = 0,
     privacy: PrivacySettings | PrivacyOptions | None = None,
     batch: BatchSettings | BatchOptions | None = None,
-    partition: PartitionSettings | PartitionOptions | None = None,
+    partition: PartitionSettings | PartitionOptions | str | None = None,
     attack: AttackSettings | AttackOptions | None = None,
     engine: EngineSettings | EngineOptions | None = None,
     evaluate_every: int = 1,
@@ -106,8 +106,9 @@ def train(
 
     Args:
         model: a torch.nn.Module, or the name of a built-in model, also as a mapping with its settings.
-        data: the name of a dataset, (x, y), ((x, y), (test_x, test_y)), a torch Dataset, or a list of these with one
-            entry per agent.
+        data: the name of a dataset, a file ("patients.csv", .parquet, .npz), (x, y) tensors or arrays, a data frame, a
+            torch or Hugging Face Dataset, a Bunch of scikit-learn, or a list or mapping of these with one entry per
+            agent. (data, test data) adds test data.
         graph: "ring", {"kind": "torus", "agents": 12}, pdsl.ring(10) or another topology, a networkx graph; for a graph
             that changes, a list of graphs, one per round and repeated, or a function of the round (from 1).
         algorithm: "muffliato", {"name": "muffliato", "learning_rate": 1.0}, or pdsl.PDSL(learning_rate=2.0).
@@ -122,7 +123,7 @@ def train(
         seed: seed of partition, graph, initial model, batches, seeded noise and permutations.
         privacy: budget, clipping and noise, for example {"target_epsilon": 4.0}.
         batch: size and sampling of batches, for example {"size": 64}.
-        partition: how records without an owner are split across agents, for example {"kind": "iid"}.
+        partition: how records without an owner are split across agents: "iid", or {"kind": "shards", "classes": 3}.
         attack: simulated attackers.
         engine: device and number of workers.
         evaluate_every: rounds between evaluations on the test set.
@@ -199,7 +200,7 @@ def rounds(
     seed: int = 0,
     privacy: PrivacySettings | PrivacyOptions | None = None,
     batch: BatchSettings | BatchOptions | None = None,
-    partition: PartitionSettings | PartitionOptions | None = None,
+    partition: PartitionSettings | PartitionOptions | str | None = None,
     attack: AttackSettings | AttackOptions | None = None,
     engine: EngineSettings | EngineOptions | None = None,
     evaluate_every: int = 1,

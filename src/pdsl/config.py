@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import tomli_w
 from pydantic import Field, InstanceOf, SerializeAsAny, ValidationError, field_validator
@@ -13,6 +13,7 @@ from pydantic import Field, InstanceOf, SerializeAsAny, ValidationError, field_v
 from pdsl.algorithms import ALGORITHMS, PDSL, Algorithm
 from pdsl.models.zoo import default_model
 from pdsl.settings import (
+    FORMS,
     AttackSettings,
     BatchSettings,
     DataSettings,
@@ -24,14 +25,20 @@ from pdsl.settings import (
     Section,
     TaskSettings,
     describe_section,
+    file_kind,
     flat,
     setting_names,
+    show_value,
 )
 from pdsl.utils.errors import PdslError
 from pdsl.utils.imports import import_object
 from pdsl.utils.types import JsonDict
 
-BY_NAME = {"graph": "kind", "algorithm": "name"}  # sections that may be given by one name, like graph = "ring"
+BY_NAME = {
+    "graph": "kind",
+    "partition": "kind",
+    "algorithm": "name",
+}  # sections that may be given by one name, like graph = "ring"
 
 
 class Config(Section):
@@ -55,10 +62,10 @@ class Config(Section):
     attack: AttackSettings = AttackSettings()
     engine: EngineSettings = EngineSettings()
 
-    @field_validator("graph", mode="before")
+    @field_validator("graph", "partition", mode="before")
     @classmethod
-    def _graph_by_kind(cls, value: object) -> object:
-        return {BY_NAME["graph"]: value} if isinstance(value, str) else value
+    def _section_by_kind(cls, value: object) -> object:
+        return {"kind": value} if isinstance(value, str) else value
 
     @field_validator("algorithm", mode="before")
     @classmethod
@@ -159,6 +166,11 @@ def load(path: Path | None, assignments: Sequence[str] = (), base: Mapping[str, 
     """Read a TOML file (or take `base`, or the defaults) and apply `key=value` assignments."""
     values: JsonDict = dict(base or {})
     if path is not None:
+        if file_kind(str(path)):
+            raise PdslError(
+                f"{path}: a config is a TOML file; train on a file of records with --set data.path={path}"
+                " --set data.target=COLUMN (tables only)"
+            )
         try:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as e:
@@ -204,12 +216,32 @@ def _error_line(error: ValidationError, where: str) -> str:
     key, messages, given = ".".join(str(part) for part in first["loc"]), [first["msg"]], first["input"]
     if (name := key.rpartition(".")[0]) in _names():  # a setting with several types: the message of each type
         key, messages = name, [other["msg"] for other in found if other["loc"][:-1] == first["loc"][:-1]]
+    if (setting := next((name for name in FORMS if f"{key}.".startswith(f"{name}.")), None)) is not None:
+        return f"{where}: {setting}{show_value(given)}: {FORMS[setting]}"
+    if first["type"] in ("model_type", "is_instance_of") and (setting := _main_setting(key, given)):
+        return f"{where}: {key}{show_value(given)}: a section of settings; give {_example(setting, given)}"
     if first["type"] == "extra_forbidden":
-        inner = next(iter(flat(given)), "") if isinstance(given, Mapping) else ""
+        takes_mapping = any(name.endswith(f".{key}") for name in FORMS)
+        inner = next(iter(flat(given)), "") if isinstance(given, Mapping) and not takes_mapping else ""
         return _unknown(where, f"{key}.{inner}" if inner else key, flat(given)[inner] if inner else given)
     message = ", or: ".join(dict.fromkeys(message.removeprefix("Value error, ") for message in messages))
-    value = f"={given}" if isinstance(given, str | int | float) else ""
-    return f"{where}: {key}{value}: {message}; 'pdsl config' lists the allowed values".replace("\n", " ")
+    return f"{where}: {key}{show_value(given)}: {message}; 'pdsl config' lists the allowed values".replace("\n", " ")
+
+
+def _main_setting(section: str, given: object) -> str | None:
+    """The setting that is probably meant by a single value given for a section."""
+    words = {
+        "privacy": "mode",
+        "engine": "device",
+        "task": "kind",
+        "algorithm": "name",
+        "model": "name",
+        "data": "name",
+    }
+    numbers = {"privacy": "target_epsilon", "batch": "size", "graph": "agents", "engine": "workers"}
+    numbers |= {"algorithm": "learning_rate", "attack": "label_flip", "partition": "mu"}
+    last = (words if isinstance(given, str) else numbers).get(section)
+    return last and f"{section}.{last}"
 
 
 def _unknown(where: str, key: str, value: object = None) -> str:
@@ -278,7 +310,8 @@ def hint(key: str, value: object = None) -> str | None:
     sections = dict.fromkeys(name.rpartition(".")[0] for name in names if "." in name)
     longer = [name for name in names if name == plain_key or name.endswith(f".{plain_key}")]  # a section is missing
     if longer:
-        return f"did you mean {' or '.join(longer[:3])}?"
+        example = f" ({_example(longer[0], value)})" if len(longer) == 1 else ""
+        return f"did you mean {' or '.join(longer[:3])}?{example}"
     if (setting := find_setting(key)) is not None:
         return f"did you mean {setting}? ({_example(setting, value)})"
     if (reason := NO_SETTING.get(plain_key.rpartition(".")[2])) is not None:
@@ -287,14 +320,42 @@ def hint(key: str, value: object = None) -> str | None:
     return f"did you mean {similar[0]}?" if similar else None
 
 
+# Settings that have another form in Python than a mapping for their section.
+IN_PYTHON = {
+    "data.name": "data={}",
+    "model.name": "model={}",
+    "graph.kind": "graph={}",
+    "partition.kind": "partition={}",
+    "task.kind": "task={}",
+    "task.loss": "loss=f",
+    "task.metric": "metric=f",
+}
+
+
 def _example(setting: str, value: object = None) -> str:
-    """How to give a setting on the command line and in Python. Words are not repeated: other libraries have others."""
+    """How to give a setting on the command line and in Python. Words of other libraries are not repeated."""
     if setting == "algorithm.name":
         return "'pdsl algorithms' lists them"
-    shown = value if isinstance(value, int | float) and not isinstance(value, bool) else "…"
-    head, _, rest = setting.partition(".")
-    in_python = f'{head}={{"{rest}": {shown}}}' if rest else f"{head}={shown}"
+    shown = quoted = "package.module:f" if setting in ("task.loss", "task.metric") else "…"
+    if shown == "…" and isinstance(value, int | float) and not isinstance(value, bool):
+        shown = quoted = str(value)
+    elif isinstance(value, str) and _accepts(setting, value):
+        shown, quoted = value, f'"{value}"'
+    head, *rest = setting.split(".")
+    form = IN_PYTHON.get(setting) or (f"{rest[-1]}={{}}" if head == "data" else None)
+    inner = reduce(lambda text, name: f'{{"{name}": {text}}}', reversed(rest), quoted)
+    in_python = f"{head}={inner}" if form is None else form.format(quoted)
     return f"--set {setting}={shown}; in Python, {in_python}"
+
+
+def _accepts(setting: str, value: str) -> bool:
+    """Whether the value is one of those that the setting names in its type, or a device."""
+    *sections, last = setting.split(".")
+    section: Section | None = Config()
+    for name in sections:
+        section = getattr(section, name, None)
+    field = type(section).model_fields.get(last) if section is not None else None
+    return field is not None and (value in get_args(field.annotation) or setting == "engine.device")
 
 
 def _names() -> list[str]:

@@ -125,9 +125,10 @@ def regression(*, huber: float | None = None, standardise_targets: bool = True) 
         huber: error above which the loss is linear; default squared error.
         standardise_targets: the model predicts (target - mean) / deviation, both taken from the public set Q.
     """
-    return TaskSettings(kind="regression", huber=huber, standardise_targets=standardise_targets)
+    given = {"kind": "regression", "huber": huber, "standardise_targets": standardise_targets}
+    return TaskSettings.build("task", given)
 
 
 def _classes(kind: str, class_weights: ClassWeights | None, label_smoothing: float) -> TaskSettings:
     given = {"kind": kind, "class_weights": class_weights, "label_smoothing": label_smoothing}
-    return TaskSettings.model_validate(given)
+    return TaskSettings.build("task", given)

@@ -5,10 +5,11 @@ together and reads and writes TOML.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
+from pdsl.utils.errors import PdslError
 from pdsl.utils.types import JsonDict
 
 
@@ -16,6 +17,34 @@ class Section(BaseModel):
     """A group of settings, like `[graph]` in a TOML file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @classmethod
+    def build(cls, name: str, values: Mapping[str, object]) -> Self:
+        """Section from values; an error is one line with the setting and the allowed values. `name`: of the section."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as e:
+            first = e.errors()[0]
+            setting = ".".join([name, *(str(part) for part in first["loc"][:1])])
+            raise PdslError(f"{setting}{show_value(first['input'])}: {FORMS.get(setting, first['msg'])}") from e
+
+
+# Forms of settings for which the messages of the validation do not say what to give.
+FORMS = {
+    "data.classes": 'give the number of classes, or all labels in order, like classes=["benign", "malignant"]',
+    "data.owner": 'give the name of a column of a table, like owner="hospital"; for other data, give a list or mapping'
+    " with one entry per agent",
+    "data.target": 'give the name of a column, like target="diagnosis", or a list of names',
+    "data.columns": 'give a list of names of columns, like columns=["age", "weight"]',
+    "data.categories": 'give the values of each column of text, like categories={"sex": ["f", "m"]}',
+    "task.class_weights": 'give "public" (balanced by the counts in the public set), one positive number per class, or'
+    ' a mapping from class names to numbers, like {"benign": 1, "malignant": 2}',
+}
+
+
+def show_value(value: object) -> str:
+    """A wrong value for an error line: =value if it is short and no record."""
+    return f"={value}" if isinstance(value, str | int | float) else ""
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> JsonDict:
@@ -41,10 +70,20 @@ def setting_names(section: type[Section], prefix: str = "") -> set[str]:
     return {name for name, _, _ in describe_section(section, prefix)}
 
 
+FILE_KINDS = ("npz", "csv", "parquet")  # names of data in files, which are their extensions
+
+
+def file_kind(path: object) -> str | None:
+    """Name of the data in a file, by its extension; None if the extension is another."""
+    suffix = path.rpartition(".")[2].lower() if isinstance(path, str) else None
+    return suffix if suffix in FILE_KINDS and path != suffix else None
+
+
 class DataSettings(Section):
     name: Literal["digits", "mnist", "fashion-mnist", "cifar10", "npz", "csv", "parquet", "python"] = Field(
         "digits",
-        description="data set; npz, csv, parquet: your own files at data.path; python: an object given to pdsl.train",
+        description="data set; npz, csv, parquet: your own files at data.path (default by its extension); python: an"
+        " object given to pdsl.train",
     )
     path: str | None = Field(None, description="for npz, csv and parquet: a file, or a folder with one file per agent")
     test_path: str | None = Field(None, description="for csv and parquet: a file with test records")
@@ -76,6 +115,19 @@ class DataSettings(Section):
     test_fraction: float = Field(
         0.2, gt=0, lt=1, description="your own data without test data: fraction held out for testing"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_by_path(cls, values: object) -> object:
+        """Without a name, the extension of the path is the name."""
+        if not isinstance(values, Mapping):
+            return values
+        name, kind = values.get("name"), file_kind(values.get("path"))
+        if name is None and kind is not None:
+            return {**values, "name": kind}
+        if file_kind(name):
+            raise ValueError(f"{name} is a file, not a name; set data.path={name}")
+        return values
 
 
 class PartitionSettings(Section):

@@ -1,10 +1,15 @@
 """Names that people bring from other libraries: each error line names the right setting."""
 
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 
 import pdsl as package
 from pdsl.algorithms import ALGORITHMS
 from pdsl.config import ALIASES, NO_SETTING, describe, hint, load
+from pdsl.settings import PartitionSettings
 from tests.helpers.commands import pdsl
 from tests.helpers.refusals import refused
 
@@ -20,7 +25,9 @@ SET: dict[str, list[str]] = {
     "privacy.epsilon=4": ["--set privacy.target_epsilon=4"],
     "loss=mse": ["did you mean task.loss?"],
     "criterion=mse": ["did you mean task.loss?"],
-    "scheduler=cosine": ["did you mean algorithm.schedule.kind?"],
+    "scheduler=cosine": ["--set algorithm.schedule.kind=cosine", 'algorithm={"schedule": {"kind": "cosine"}}'],
+    "scheduler=plateau": ["--set algorithm.schedule.kind=…"],
+    "val_size=9": ["--set data.validation=9", "in Python, validation=9"],
     "optimizer=adam": ["did you mean algorithm.name?", ALGORITHM_LIST],
     "batch-size=3": ["--set batch.size=3"],
     "participation=.5": ["every agent takes part in every round"],
@@ -68,6 +75,55 @@ def test_an_unknown_option_names_the_setting_or_the_option(command: str) -> None
 def test_keyword_arguments_have_the_same_hints(name: str, said: str) -> None:
     with refused(f"unknown setting {name}", said):
         package.train(**{name: 3})
+
+
+PYTHON: list[tuple[dict[str, object], str]] = [
+    ({"agents": 3}, 'graph={"agents": 3}'),
+    ({"device": "cpu"}, 'engine={"device": "cpu"}'),
+    ({"learning_rate": 0.5}, 'algorithm={"learning_rate": 0.5}'),
+    ({"class_weights": {"a": 1}}, 'task={"class_weights": …}'),
+    ({"metrics": 1}, "metric=f"),
+    ({"dataset": "mnist"}, 'data="mnist"'),
+    ({"batch": 32}, 'batch={"size": 32}'),
+    ({"privacy": 8.0}, 'privacy={"target_epsilon": 8.0}'),
+    ({"privacy": "none"}, 'privacy={"mode": "none"}'),
+    ({"classes": {0: "malignant"}}, 'classes=["benign", "malignant"]'),
+    ({"owner": np.arange(3)}, 'owner="hospital"'),
+    ({"task": {"class_weights": "balanced"}}, '"public"'),
+]
+
+
+@pytest.mark.parametrize(("arguments", "form"), PYTHON)
+def test_a_wrong_keyword_argument_is_answered_with_the_form_in_python(arguments: dict[str, Any], form: str) -> None:
+    with refused(form):
+        package.train(**arguments)
+
+
+def test_a_task_is_refused_in_one_line_too() -> None:
+    with refused("task.class_weights=balanced", '"public"'):
+        package.multiclass(class_weights="balanced")  # type: ignore[arg-type]
+    with refused("task.huber"):
+        package.regression(huber=-1)
+
+
+def test_a_partition_may_be_given_by_its_kind() -> None:
+    assert load(None, ["partition=iid"]).partition == PartitionSettings(kind="iid")
+    assert load(None, ["partition=iid", "partition.minimum=3"]).partition == PartitionSettings(kind="iid", minimum=3)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "npz"])
+def test_the_extension_of_a_data_file_is_its_name(kind: str) -> None:
+    assert load(None, [f"data.path=a/patients.{kind}"]).data.name == kind
+    assert load(None, [f"data.path=a/patients.{kind.upper()}"]).data.name == kind
+    with refused(f"set data.path=patients.{kind}"):
+        load(None, [f"data.name=patients.{kind}"])
+    with refused(f"--set data.path=patients.{kind}"):
+        load(Path(f"patients.{kind}"))
+
+
+@pytest.mark.parametrize("setting", ["path=folder", "target=y", "owner=o", "columns=['a']", "test_path=t.csv"])
+def test_settings_of_own_data_are_refused_with_a_built_in_data_set(setting: str) -> None:
+    pdsl("run", "--set", f"data.{setting}", "--set", "rounds=1").refused(f"data.{setting.partition('=')[0]}", "digits")
 
 
 def test_every_alias_is_of_a_setting_and_is_none_itself() -> None:

@@ -58,10 +58,21 @@ def load(
     `task` and `private` decide how the targets of custom data are converted; see `targets.convert_targets`.
     """
     if settings.name in LOADERS:
+        _check_built_in(settings)
         return LOADERS[settings.name]()
     from pdsl.data.files import load_files  # here, because `files` imports Data
 
     return load_files(settings, streams, agents, task, private)
+
+
+def _check_built_in(settings: DataSettings) -> None:
+    """Raise PdslError if settings of the user's own data would be ignored."""
+    for name in ("path", "test_path", "target", "owner", "columns", "categories"):
+        if getattr(settings, name) is not None:
+            raise PdslError(
+                f"data.{name}: it is for your own data, but data.name is {settings.name}; set data.name to npz, csv or"
+                f" parquet with data.path, or leave data.{name} out"
+            )
 
 
 def split_public(data: Data, size: int | None, streams: Streams) -> tuple[tuple[Inputs, Tensor], tuple[Inputs, Tensor]]:

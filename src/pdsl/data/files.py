@@ -17,20 +17,16 @@ from pdsl.data.datasets import Data
 from pdsl.data.tables import from_frame, read_table
 from pdsl.data.targets import MAX_CLASSES
 from pdsl.data.validation import Array, Records, Source, check_parts, convert_inputs, to_floats, to_integers
-from pdsl.settings import DataSettings
+from pdsl.settings import DataSettings, file_kind
 from pdsl.utils.errors import PdslError
 from pdsl.utils.inputs import Fields
 from pdsl.utils.random import Streams
 
-SUFFIXES = {"npz": (".npz",), "csv": (".csv",), "parquet": (".parquet",)}
-
 
 def data_path(text: str) -> dict[str, str]:
     """Settings of a data set that is given as one string: the path of a file, like patients.csv, or a name."""
-    for name, suffixes in SUFFIXES.items():
-        if text.lower().endswith(suffixes):
-            return {"name": name, "path": text}
-    return {"name": text}
+    kind = file_kind(text)
+    return {"name": text} if kind is None else {"name": kind, "path": text}
 
 
 def load_files(
