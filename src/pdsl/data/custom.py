@@ -147,7 +147,8 @@ def _hold_out(data: Data, records: Records, fraction: float, streams: Streams) -
     if data.validation is None:
         note += (
             "; the public set Q is drawn from them, so these records become public:"
-            " if no record may be public, give public validation data"
+            " if no record may be public, give test data: "
+            + ("(data, test data)" if data.name == "python" else "data.test_path, or x_test and y_test in an npz file")
         )
     return replace(
         data,

@@ -4,7 +4,7 @@ Each kind of partition returns the owner of every record, so each record has exa
 into index lists.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from pdsl.utils.random import Streams
 
 TARGET_GROUPS = 10  # groups of records with similar targets, in regression
 MAX_DRAWS = 50  # draws of a Dirichlet partition before the last one is repaired
+MAX_NAMES = 8  # agents named in a message
 
 Ints = NDArray[np.int64]
 
@@ -27,6 +28,7 @@ def partition(
     settings: PartitionSettings,
     streams: Streams,
     owner: Tensor | None = None,  # [n] agent of each record, if the data has a natural partition
+    names: Sequence[str] = (),  # of the owners, for messages
 ) -> list[Tensor]:  # per agent: [n_i] int64
     """Ascending indices of each agent's records. Every record is in exactly one part, and no part is empty.
 
@@ -36,7 +38,7 @@ def partition(
     if agents > len(labels):
         raise PdslError(f"graph.agents: {agents} agents but only {len(labels)} records; try fewer agents or more data")
     if owner is not None or settings.kind == "natural":
-        local = _natural(owner, agents)
+        local = _natural(owner, agents, names)
     else:
         local = KINDS[settings.kind](labels, agents, settings, streams.generator("partition"))
     return [torch.from_numpy(np.flatnonzero(local == agent)) for agent in range(agents)]
@@ -58,7 +60,7 @@ def label_counts(parts: list[Tensor], y: Tensor, classes: int) -> Tensor:  # [M,
     return torch.stack([torch.bincount(y[part], minlength=classes) for part in parts])
 
 
-def _natural(owner: Tensor | None, agents: int) -> Ints:
+def _natural(owner: Tensor | None, agents: int, names: Sequence[str]) -> Ints:
     if owner is None:
         raise PdslError(
             "partition.kind: natural needs data with an owner for each record; give an npz with an array 'agent',"
@@ -66,6 +68,12 @@ def _natural(owner: Tensor | None, agents: int) -> Ints:
         )
     local: Ints = owner.numpy()
     present = np.unique(local)
+    if names and len(names) != agents:
+        shown = ", ".join(names[:MAX_NAMES]) + (", …" if len(names) > MAX_NAMES else "")
+        raise PdslError(
+            f"graph.agents: {agents}, but the data belong to {len(names)} agents ({shown}); give a graph of"
+            f" {len(names)} agents, like pdsl.ring({len(names)}) or graph.agents={len(names)}, or leave the number out"
+        )
     if not np.array_equal(present, np.arange(agents)):
         raise PdslError(
             f"graph.agents: {agents}, but the data belong to {len(present)} agents, {present.min()} to {present.max()};"

@@ -10,11 +10,13 @@ gradient it has alone, with the same bits in any batch; the module keeps no stat
 numbers.
 """
 
+import re
 from dataclasses import replace
 from functools import partial
+from traceback import walk_tb
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pdsl.gradients.per_example import LAYERS, PAD, RECORDS, VMAPPED, Kernel
 from pdsl.gradients.plan import plan_of
@@ -54,9 +56,24 @@ def choose_kernel(network: Network, inputs: Inputs, targets: Tensor) -> Kernel:
             if right and all(_is_deterministic(kernel, network, x, records, labels) for x in models):
                 return replace(kernel, note=_note(network)) if candidate is VMAPPED else kernel
         except Exception as e:  # a module that cannot be traced may raise any exception
-            failures.append(next(iter(str(e).splitlines()), type(e).__name__))
-    reason = failures[-1] if failures else "its rounding depends on the batch"
+            failures.append(_explain(e))
+    reason = failures[-1] if failures else "the model's rounding depends on the batch"
     return replace(RECORDS, note=f"per-record gradients are computed one record at a time, which is slow: {reason}")
+
+
+def _explain(error: Exception) -> str:
+    """Module whose code cannot be traced, the reason without torch's advice to its developers, and a remedy."""
+    owners = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
+    modules = [type(owner).__name__ for owner in owners if isinstance(owner, nn.Module)]
+    name, text = modules[-1] if modules else "the model", next(iter(str(error).splitlines()), type(error).__name__)
+    if "data-dependent" in text or ".item()" in text:
+        return (
+            f"the code of {name} depends on the values of a tensor, like `if x.max() > 1`; use torch.where instead, and"
+            " leave out the mask if all inputs have one length"
+        )
+    if (operation := re.search(r"aten::\w+", text)) is not None:
+        return f"torch.vmap has no rule for {operation[0]} in {name}; use another operation there"
+    return f"the code of {name} cannot be traced by torch.func ({text})"
 
 
 def _note(network: Network) -> str:
@@ -66,7 +83,13 @@ def _note(network: Network) -> str:
         return ""
     names = list(copied)
     shown = ", ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
-    return f"per-record gradients of {shown} are built for every record, which is slow: no formula for their layers"
+    ids = {id(p) for p in copied.values()}
+    layers = [m for m in network.replica().module.modules() if any(id(p) in ids for p in m.parameters(recurse=False))]
+    kinds = ", ".join(dict.fromkeys(type(layer).__name__ for layer in layers))
+    return (
+        f"per-record gradients of {shown} are built for every record, which is slow: no formula for {kinds}; use"
+        " standard layers, like nn.Linear, nn.Conv2d, nn.Embedding and nn.GRU, and use their weights only through them"
+    )
 
 
 def _trial_batch(inputs: Inputs, targets: Tensor) -> tuple[Inputs, Tensor]:
@@ -130,7 +153,8 @@ def _check_mixing(network: Network, points: list[Tensor], records: Inputs) -> No
             raise PdslError(
                 "the model mixes records: its output for a record depends on the other records of the batch, so"
                 " clipping does not bound the effect of one record; use GroupNorm or LayerNorm, which normalise each"
-                " record alone; pdsl.make_private(model) replaces BatchNorm"
+                " record alone (pdsl.make_private(model) replaces BatchNorm), and batch_first=True in recurrent and"
+                " transformer layers"
             )
 
 

@@ -26,6 +26,8 @@ class Replica:
         self.module = copy.deepcopy(module).to(device).eval()
         for layer in self.module.modules():
             AlignedLinear.replace(layer)
+            if isinstance(layer, nn.TransformerEncoder):
+                layer.use_nested_tensor = False  # packs records of different lengths, which vmap cannot trace
         parameters = trainable(self.module)
         self.flat = torch.cat([p.detach().reshape(-1) for p in parameters])
         at = 0
@@ -207,6 +209,10 @@ class Network:
             first_line = next(iter(str(e).splitlines()), type(e).__name__)
             integers = any(not tensor.is_floating_point() for tensor in tensors_of(inputs))
             hint = "; integers stay integers: give floats, x.float(), if the model needs them" if integers else ""
+            rows = [m.num_embeddings for m in self.module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+            if isinstance(e, IndexError) and integers and rows:
+                sizes = " and ".join(str(n) for n in dict.fromkeys(rows))
+                hint = f"; an integer has no row in an nn.Embedding of {sizes} rows: give 0 to num_embeddings - 1"
             raise PdslError(
                 f"the model does not accept records of shape {describe_shape(inputs)}: {first_line}{hint}"
             ) from e

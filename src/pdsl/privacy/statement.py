@@ -22,8 +22,8 @@ def statement(settings: PrivacySettings, ledger: Ledger | None, mechanisms: list
         sampling = f"Poisson rate {most.rate:.4g}, a record added or removed"
     total = f"total ε = {format_epsilon(worst)}" if math.isfinite(worst) else "no finite ε"
     text = (
-        f"{total} at δ = {ledger.delta:g} for the worst agent over {ledger.rounds} rounds"
-        f" ({sampling}; up to {most.messages} messages a round; all neighbours colluding)"
+        f"{total} at δ = {ledger.delta:g} for the worst agent over {_count(ledger.rounds, 'round')}"
+        f" ({sampling}; up to {_count(most.messages, 'message')} a round; all neighbours colluding)"
     )
     if ledger.calendar is not None and most.messages > 1 and ledger.calendar.varies:
         text += "; the graph changes, and each round is charged for the most messages of any round"
@@ -34,6 +34,10 @@ def statement(settings: PrivacySettings, ledger: Ledger | None, mechanisms: list
     if settings.randomness == "seeded":
         text += f"; {SEEDED}"
     return text
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
 ADVERSARIES = ("one intercepted message", "one curious neighbour", "all neighbours colluding", "the final models")

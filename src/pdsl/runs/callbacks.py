@@ -7,6 +7,7 @@ post-processing and costs no privacy.
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Never
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -65,7 +66,13 @@ class EarlyStopping(RunListener):
         patience: int = 5,
         min_delta: float = 0.0,
         higher_is_better: bool | None = None,
+        **unknown: Never,
     ):
+        if unknown:
+            raise PdslError(
+                f"EarlyStopping: no argument {next(iter(unknown))}; it has monitor, patience, min_delta and"
+                " higher_is_better=True or False"
+            )
         if patience < 1 or not min_delta >= 0:
             raise PdslError(f"EarlyStopping: patience={patience}, min_delta={min_delta}; give at least 1 and 0")
         if higher_is_better is None:

@@ -185,7 +185,7 @@ def prepare(
     config = take_agents(config, data.agents)
     agents = graph.agents if graph else config.graph.agents
     config = config.resolve(data.name)
-    parts = partition(data.y, agents, config.partition, streams, data.owner)
+    parts = partition(data.y, agents, config.partition, streams, data.owner, data.agent_names)
     graph = graph or topology.build(
         config.graph, streams
     )  # after partition, which checks that there are enough records

@@ -1,7 +1,6 @@
 """The round loop: charge, run one round, evaluate. Nothing here writes a file."""
 
 import math
-import warnings
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, fields, replace
 from statistics import fmean
@@ -24,7 +23,7 @@ from pdsl.shapley.valuation import Validation
 from pdsl.training.evaluation import distances, evaluate, finite
 from pdsl.training.experiment import Experiment
 from pdsl.training.records import RoundRecord
-from pdsl.utils.errors import PdslError
+from pdsl.utils.errors import PdslError, warn_user
 from pdsl.utils.random import Streams
 from pdsl.utils.workers import Workers
 
@@ -108,7 +107,7 @@ def build_trainer(e: Experiment, workers: Workers) -> Trainer:
     Q = Validation(e.network, e.validation[0].to(device), e.validation[1].to(device), e.streams, workers, shared)
     kernel = RECORDS if e.network.mixes_records else choose_kernel(e.network, Q.inputs, Q.labels)
     if kernel.note:
-        warnings.warn(kernel.note, stacklevel=2)
+        warn_user(kernel.note)
     local = LocalGradients(
         e.network,
         [e.data.x[part].to(device) for part in e.parts],

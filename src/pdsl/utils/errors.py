@@ -1,5 +1,11 @@
 """Errors that the command line prints as one line, and warnings in Python."""
 
+import sys
+import warnings
+from pathlib import Path
+
+PACKAGE = str(Path(__file__).parents[1])
+
 
 class PdslError(Exception):
     """A mistake the user can correct: what is wrong and what to do, in one line. Exit code 2."""
@@ -11,3 +17,11 @@ class PrivacyWarning(UserWarning):
 
 class ContactError(Exception):
     """Another process of the run has ended or did not respond in time. Exit code 1."""
+
+
+def warn_user(text: str) -> None:
+    """Warn at the line of the user's code that called the package."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
