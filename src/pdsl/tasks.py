@@ -389,9 +389,9 @@ def _class_weights(
         counts = torch.bincount(public, minlength=count).double().clamp(min=1)
         return (counts.min() / counts).float()
     if isinstance(given, Mapping):
-        if set(given) != set(names):
-            known = ", ".join(names) or "numbers only"
-            raise PdslError(f"task.class_weights: give a weight for each class, and no other; classes: {known}")
+        if odd := sorted(set(given) - set(names)) or sorted(set(names) - set(given)):
+            fault = f"{odd[0]!r} is no class" if odd[0] in given else f"no weight for {odd[0]!r}"
+            raise PdslError(f"task.class_weights: {fault}; give one for each of: {', '.join(names) or 'numbers only'}")
         given = [given[name] for name in names]
     if len(given) != count:
         raise PdslError(f"task.class_weights: {len(given)} given, but there are {count} classes; give one each")

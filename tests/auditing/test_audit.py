@@ -154,7 +154,7 @@ def test_a_result_with_own_algorithm_model_and_graph_is_audited_in_python() -> N
 
 def test_a_directory_with_own_algorithm_model_and_graph_is_audited_by_import_paths(tmp_path: Path) -> None:
     folder = own_result().save(tmp_path / "own")
-    command("audit", folder, "--canaries", "0").refused("graph was an object given in Python", "a config cannot name")
+    command("audit", folder, "--canaries", "0").refused("model was an object given in Python", "a config cannot name")
     own = ("--model", "tests.auditing.test_audit:own_model", "--graph", "tests.auditing.test_audit:own_graph")
     outcome = command(
         "audit", folder, "--canaries", "0", "--algorithm", "tests.privacy.test_metering:Own", *own, "--json"

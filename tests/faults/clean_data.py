@@ -420,18 +420,18 @@ def held_out_by_a_permutation(monkeypatch: pytest.MonkeyPatch) -> None:
         held[torch.from_numpy(order[: int(fraction * len(order))])] = True
         return held
 
-    substitute(monkeypatch, own, "_hold_out", held_out)
+    substitute(monkeypatch, own, "_choose_held_out", held_out)
 
 
 @fault(BARE, NEIGHBOURS, examine=lambda values: neighbours_differ())
 def standardised_by_private_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records are standardised by the mean of all records: each of them changes all others."""
-    honest = own._assemble
+    honest = own._hold_out
 
-    def assembled(name: str, records: Any, *of: Any) -> Data:
-        return honest(name, records._replace(x=records.x - records.x.mean(0)), *of)
+    def held_out(data: Data, *of: Any) -> Data:
+        return honest(replace(data, x=data.x - data.x.mean(0)), *of)
 
-    substitute(monkeypatch, own, "_assemble", assembled)
+    substitute(monkeypatch, own, "_hold_out", held_out)
 
 
 def neighbours_differ() -> list[str]:

@@ -3,6 +3,7 @@ here; a run's gradients against softmax regression in numpy."""
 
 import json
 import math
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -236,7 +237,7 @@ def test_a_run_s_constants_and_what_is_only_an_estimate(run: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     points = answer["measured"]
     expected = {
-        "gamma": 1.0,
+        "gamma": tomllib.loads((run / "config.toml").read_text())["algorithm"]["learning_rate"],
         "alpha": 0.5,
         "L": max(p["L"] for p in points),
         "rho": 1 / 9,  # a ring of four: λ = 1, 1/3, 1/3, −1/3

@@ -59,10 +59,11 @@ def test_a_state_comes_back_from_its_tensors() -> None:
 @pytest.mark.slow
 def test_cut_and_taken_up_it_ends_the_same(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", config())
-    run(tmp_path / "cut", config(rounds=5, privacy={"mode": "noise", "sigma": 0.05}))
+    fixed = {"privacy": {"mode": "noise", "sigma": 0.05}, "algorithm": {"learning_rate": 1.0}}  # auto depends on rounds
+    run(tmp_path / "cut", config(rounds=5, **fixed))
     experiment, directory = runner.resume(tmp_path / "cut", ["rounds=8"])
     taken_up = runner.execute(experiment, directory)
-    straight = run(tmp_path / "straight", config(privacy={"mode": "noise", "sigma": 0.05}))
+    straight = run(tmp_path / "straight", config(**fixed))
     assert taken_up["models_sha256"] == straight["models_sha256"] != whole["models_sha256"]
     newest, _ = RunDirectory.open(tmp_path / "straight").newest()
     assert newest is not None
