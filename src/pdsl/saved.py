@@ -6,6 +6,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from pdsl import config as configs
@@ -15,7 +17,7 @@ from pdsl.config import Config
 from pdsl.data import Data, from_python
 from pdsl.models.network import load_vector
 from pdsl.runs.directory import MODEL, SUMMARY, RunDirectory
-from pdsl.runs.model_file import build_module, read_metadata, read_predictor
+from pdsl.runs.model_file import build_module, read_class_names, read_metadata, read_predictor
 from pdsl.runs.prediction import Predictions, Predictor
 from pdsl.runs.result import Summary
 from pdsl.tasks import Loss, Metric
@@ -115,10 +117,21 @@ class SavedRun:
     def predict(self, x: object) -> Predictions:
         """Predictions of the mean model for raw inputs.
 
-        x: records as the data had them before `pdsl` scaled them: a tensor, an array, a data frame, or a tuple or
-        mapping of these for several inputs. Returns class names or numbers, or numbers in the units of the targets.
+        x: records as the data had them before `pdsl` scaled them: a tensor, an array, a data frame or a row of one, the
+        path of a file, a data set, or a tuple or mapping for several inputs. Columns are chosen by name, and others are
+        ignored. Returns class names or numbers, 0 or 1 for each of several labels, or numbers in the units of the
+        targets.
         """
         return self._predictor(x)
+
+    def predict_proba(self, x: object) -> NDArray[np.float64]:
+        """Probability of each class or label [n, classes] by the mean model, in the order of `class_names`."""
+        return self._predictor.probabilities(x)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes or labels; their numbers if they have none, and () for regression."""
+        return read_class_names(read_metadata(self.path / MODEL))
 
     def audit(self, canaries: int | None = None, rounds: int | None = None) -> "AuditReport":
         """Try to refute the run's privacy statement; see `pdsl.audit`.

@@ -61,7 +61,7 @@ KNOWN_FIELDS: dict[str, set[str]] = {  # of files that others may read; an unkno
         "confusion", "rmse", "rmse_of_mean", "rmse_per_agent", "mae", "r2", "residuals", "bins", "counts",
         "seconds", "run", "bytes", "bytes_between_processes", "graph", "data", "epsilon", "delta", "epsilon_per_agent",
         "adversaries", "sigma", "privacy", "stopped", "models_sha256", "notes",
-        "learning_rate", "stop_rule", "monitor", "patience", "min_delta", "higher_is_better",
+        "learning_rate", "parameters", "stop_rule", "monitor", "patience", "min_delta", "higher_is_better",
         "one intercepted message", "one curious neighbour", "all neighbours colluding", "the final models",
     },
 }  # fmt: skip

@@ -1,7 +1,6 @@
 """Custom data from Python: tensors, arrays, tables, torch and Hugging Face data sets, pooled or one per agent."""
 
 import hashlib
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,6 +17,7 @@ from pdsl.data.scaling import pixel_scaling
 from pdsl.data.targets import convert_targets
 from pdsl.data.validation import (
     Records,
+    Schema,
     Source,
     as_array,
     check_classes,
@@ -136,8 +136,15 @@ def assemble(
         class_names=targets.class_names,
         features=parts[0].features,
         scaling=pixel_scaling() if parts[0].pixels else None,
+        schema=_schema(parts[0]),
     )
     return data if test is not None else _hold_out(data, records, settings.test_fraction, streams)
+
+
+def _schema(source: Source) -> Schema:
+    """Input columns of a table, a Hugging Face Dataset or several named inputs; empty if they have no names."""
+    names = (source.x.names if isinstance(source.x, Fields) else None) or source.columns or source.features
+    return source.schema or dict.fromkeys(names, ())
 
 
 def _hold_out(data: Data, records: Records, fraction: float, streams: Streams) -> Data:
@@ -188,9 +195,9 @@ def _split(data: object, settings: DataSettings) -> tuple[object, object | None,
 def _is_pair(data: tuple[object, ...], settings: DataSettings) -> bool:
     """Whether a tuple of two is (inputs, targets), not (training data, test data)."""
     first, second = data
-    if _is_frame(first) and _is_frame(second):
+    if tables.is_frame(first) and tables.is_frame(second):
         return settings.target is None
-    if _is_frame(second) and isinstance(first, Mapping | list):
+    if tables.is_frame(second) and isinstance(first, Mapping | list):
         return False
     if isinstance(second, tuple | Mapping | Dataset) or huggingface.is_dataset(second):
         return False
@@ -209,16 +216,6 @@ def _is_numbers(value: list[object]) -> bool:
     return bool(value) and isinstance(value[0], bool | int | float)
 
 
-def _is_frame(value: object) -> bool:
-    pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(value, pandas.DataFrame)
-
-
-def _is_series(value: object) -> bool:
-    pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(value, pandas.Series)
-
-
 def _read(data: object, where: str, settings: DataSettings) -> Source:
     """Convert one data set."""
     if isinstance(data, DataLoader):
@@ -229,7 +226,7 @@ def _read(data: object, where: str, settings: DataSettings) -> Source:
         )
     if huggingface.is_dataset(data):
         return huggingface.from_dataset(data, where, settings)
-    if _is_frame(data):
+    if tables.is_frame(data):
         frame: Any = data
         return tables.from_frame(frame, where, settings)
     if isinstance(data, Dataset) and hasattr(data, "__len__"):
@@ -255,17 +252,19 @@ def _hint(data: object) -> str:
 def _from_pair(x: object, y: object, where: str, settings: DataSettings) -> Source:
     classes: tuple[object, ...] = ()
     class_names: tuple[str, ...] = ()
-    if _is_series(y):
+    if tables.is_series(y):
         series: Any = y
         y, classes = tables.series_values(series, where, "y"), tables.series_classes(series)
-    elif _is_frame(y):
+    elif tables.is_frame(y):
         frame: Any = y
         class_names = tuple(str(column) for column in frame.columns) if len(frame.columns) > 1 else ()
         y = np.stack([tables.series_values(frame[column], where, str(column)) for column in frame.columns], axis=1)
-    if _is_frame(x):
+    if tables.is_frame(x):
         table: Any = x
         values, features = tables.encode(table, where, settings)
-        source = Source(to_floats(values, f"{where}: x"), y, where, features=features)
+        table = table.rename(columns=str)
+        schema = tables.read_schema(table, settings.columns or tuple(table.columns), settings)
+        source = Source(to_floats(values, f"{where}: x"), y, where, features=features, schema=schema)
     else:
         inputs, pixels = convert_inputs(x, f"{where}: x", settings.pixels)
         source = Source(inputs, y, where, pixels=pixels)

@@ -1,7 +1,7 @@
 """The `Data` container, the built-in data sets, and the split of the public set Q from the test set."""
 
 import gzip
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from importlib.util import find_spec
@@ -40,6 +40,7 @@ class Data:
     class_names: tuple[str, ...] = ()  # in the order of classes or labels; empty: they have numbers
     features: tuple[str, ...] = ()  # names of the inputs [n, features] of a table
     scaling: Scaling | None = None  # constants by which raw inputs were scaled
+    schema: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # input columns with their declared categories
 
     @property
     def agents(self) -> int | None:

@@ -1,5 +1,6 @@
 """Hugging Face data: `datasets.Dataset`, `DatasetDict`, and partitions of flwr-datasets, which are Datasets."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -43,15 +44,11 @@ def from_dataset(dataset: Any, where: str, settings: DataSettings) -> Source:
     names = list(dataset.column_names)
     target = _target(names, where, settings)
     wanted = settings.columns or tuple(name for name in names if name not in (target, settings.owner))
-    asked = wanted if settings.owner is None else (*wanted, settings.owner)
-    if missing := [name for name in asked if name not in names]:
-        raise PdslError(f"{where}: there is no column {missing[0]}; columns: {', '.join(names)}")
+    if settings.owner is not None:
+        _require(dataset, [settings.owner], where)
     if not wanted:
         raise PdslError(f"{where}: there is no input column besides {target}; columns: {', '.join(names)}")
-    arrays = {name: _column(dataset, name, where) for name in wanted}
-    image = len(wanted) == 1 and _type(dataset, wanted[0]) == "Image"
-    one = arrays[wanted[0]]
-    inputs = arrays if len(arrays) > 1 else one[:, None] if one.ndim == 1 else one
+    inputs, image = read_columns(dataset, wanted, where)
     x, pixels = convert_inputs(inputs, f"{where}: x", settings.pixels)
     feature = dataset.features[target]
     declared = tuple(feature.names) if _type(dataset, target) == "ClassLabel" else ()
@@ -66,6 +63,20 @@ def from_dataset(dataset: Any, where: str, settings: DataSettings) -> Source:
         columns=tuple(wanted),
         pixels=pixels or image,
     )
+
+
+def read_columns(dataset: Any, names: Sequence[str], where: str) -> tuple[object, bool]:
+    """One column as an array, several as a mapping of arrays; and whether it is an image, divided by 255."""
+    _require(dataset, names, where)
+    arrays = {name: _column(dataset, name, where) for name in names}
+    one = arrays[names[0]]
+    inputs = arrays if len(arrays) > 1 else one[:, None] if one.ndim == 1 else one
+    return inputs, len(names) == 1 and _type(dataset, names[0]) == "Image"
+
+
+def _require(dataset: Any, names: Sequence[str], where: str) -> None:
+    if missing := [name for name in names if name not in dataset.column_names]:
+        raise PdslError(f"{where}: there is no column {missing[0]}; columns: {', '.join(dataset.column_names)}")
 
 
 def splits(data: Any) -> tuple[Any, Any | None, Any | None]:

@@ -106,13 +106,7 @@ def from_items(items: Items, where: str, settings: DataSettings) -> Source:
         raise PdslError(f"{where}: the Dataset is empty; give at least one record")
     reader = ItemReader(items, where, settings)
     read = [reader.item(i, FIRST) for i in range(n)]
-    inputs = [_arrays(value, f"{where}: input of item {i}") for i, (value, _) in enumerate(read)]
-    first, names = inputs[0]
-    for i, (arrays, own) in enumerate(inputs):
-        if own != names or [array.shape for array in arrays] != [array.shape for array in first]:
-            shapes = f"shape {_describe(arrays)}, item 0 {_describe(first)}"
-            raise PdslError(f"{where}: item {i} has {shapes}; bring all inputs to one shape")
-    stacked = _join([np.stack(column) for column in zip(*(arrays for arrays, _ in inputs), strict=True)], names)
+    stacked = stack_inputs([value for value, _ in read], where)
     x, pixels = convert_inputs(stacked, f"{where}: x", settings.pixels)
     pixels = pixels or is_image(read[0][0])
     if _is_random(reader, n):
@@ -120,6 +114,17 @@ def from_items(items: Items, where: str, settings: DataSettings) -> Source:
         source, index = torch.zeros(n, dtype=torch.int64), torch.arange(n)
         x = AugmentedFields(x, [reader], source, index)
     return Source(x, _stack_labels([label for _, label in read]), where, class_names=_class_names(items), pixels=pixels)
+
+
+def stack_inputs(values: Sequence[object], where: str) -> object:
+    """Inputs of all items as an array [n, ...], or as a tuple or mapping of arrays."""
+    inputs = [_arrays(value, f"{where}: input of item {i}") for i, value in enumerate(values)]
+    first, names = inputs[0]
+    for i, (arrays, own) in enumerate(inputs):
+        if own != names or [array.shape for array in arrays] != [array.shape for array in first]:
+            shapes = f"shape {_describe(arrays)}, item 0 {_describe(first)}"
+            raise PdslError(f"{where}: item {i} has {shapes}; bring all inputs to one shape")
+    return _join([np.stack(column) for column in zip(*(arrays for arrays, _ in inputs), strict=True)], names)
 
 
 def _is_random(reader: ItemReader, n: int) -> bool:

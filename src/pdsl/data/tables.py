@@ -4,13 +4,14 @@ Numeric columns become float32. Booleans become 0 or 1. A column with categories
 category. Text without declared categories is refused, because categories found in private records would reveal them.
 """
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pdsl.data.validation import Array, Source, to_floats
+from pdsl.data.validation import Array, Schema, Source, to_floats
 from pdsl.settings import DataSettings
 from pdsl.utils.errors import PdslError
 
@@ -26,6 +27,17 @@ def import_pandas() -> Any:
     except ImportError as error:
         raise PdslError("tables need pandas; install it with: pip install 'pdsl[pandas]'") from error
     return pandas
+
+
+def is_frame(value: object) -> bool:
+    """Whether a value is a pandas DataFrame; pandas is not imported for it."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(value, pandas.DataFrame)
+
+
+def is_series(value: object) -> bool:
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(value, pandas.Series)
 
 
 def read_table(path: Path) -> "pandas.DataFrame":
@@ -52,7 +64,7 @@ def read_table(path: Path) -> "pandas.DataFrame":
 def from_frame(frame: "pandas.DataFrame", where: str, settings: DataSettings) -> Source:
     """Records of a data frame: target and owner columns by the settings, inputs from the other columns."""
     if settings.target is None:
-        raise PdslError(f"{where}: name the column of the target, target='...'; columns: {_list(frame.columns)}")
+        raise PdslError(f"{where}: name the column of the target, target='...'; columns: {join_names(frame.columns)}")
     frame = frame.rename(columns=str)
     targets = [settings.target] if isinstance(settings.target, str) else list(settings.target)
     taken = [*targets, *([settings.owner] if settings.owner is not None else [])]
@@ -66,12 +78,13 @@ def from_frame(frame: "pandas.DataFrame", where: str, settings: DataSettings) ->
         to_floats(x, where),
         y,
         where,
-        _list(targets),
+        join_names(targets),
         classes,
         class_names=tuple(targets) if len(targets) > 1 else (),
         owner=None if settings.owner is None else series_values(frame[settings.owner], where, settings.owner),
         features=features,
         columns=columns,
+        schema=read_schema(frame, columns, settings),
     )
 
 
@@ -88,6 +101,15 @@ def encode(frame: "pandas.DataFrame", where: str, settings: DataSettings) -> tup
             names.append(name)
             encoded.append(values)
     return np.stack(encoded, axis=1), tuple(names)
+
+
+def read_schema(frame: "pandas.DataFrame", columns: Sequence[str], settings: DataSettings) -> Schema:
+    """Input columns with their declared categories, by which `encode` reads another frame in the same way."""
+    declared = settings.categories or {}
+    return {
+        column: tuple(str(value) for value in declared.get(column) or series_classes(frame[column]))
+        for column in columns
+    }
 
 
 def series_classes(series: "pandas.Series[Any]") -> tuple[object, ...]:
@@ -143,11 +165,11 @@ def _targets(frame: "pandas.DataFrame", targets: list[str], where: str) -> tuple
 
 def _require(frame: "pandas.DataFrame", columns: Sequence[str], where: str) -> None:
     if missing := [column for column in columns if column not in frame.columns]:
-        raise PdslError(f"{where}: there is no column {missing[0]}; columns: {_list(frame.columns)}")
+        raise PdslError(f"{where}: there is no column {missing[0]}; columns: {join_names(frame.columns)}")
     if repeated := [column for column in columns if list(frame.columns).count(column) > 1]:
         raise PdslError(f"{where}: there are several columns {repeated[0]}; rename them")
 
 
-def _list(columns: Any) -> str:
+def join_names(columns: Any) -> str:
     names = [str(column) for column in columns]
     return ", ".join(names[:MAX_NAMES]) + (", …" if len(names) > MAX_NAMES else "")

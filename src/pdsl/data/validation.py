@@ -4,7 +4,7 @@ Each error message names the source, the array, the first wrong record and what 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from pdsl.utils.errors import PdslError
 from pdsl.utils.inputs import Fields, Inputs, concat, describe_shape, tensors_of
 
 Array = NDArray[Any]
+Schema = Mapping[str, tuple[str, ...]]  # input columns in order, with their declared categories; () for numbers
 
 
 class Records(NamedTuple):
@@ -39,6 +40,7 @@ class Source:
     owner: Array | None = None  # [n] agent of each record
     features: tuple[str, ...] = ()  # names of the features of a table
     columns: tuple[str, ...] = ()  # columns of the table that are inputs
+    schema: Schema = field(default_factory=dict)  # of a table
     pixels: bool = False  # x was divided by 255
 
 

@@ -12,7 +12,7 @@ from pdsl.report.run_data import Run, read_run
 from pdsl.report.run_schema import Summary
 from pdsl.settings import flat
 from pdsl.utils.files import PRIVATE
-from pdsl.utils.format import MISSING, duration, format_epsilon, percent, plain, size
+from pdsl.utils.format import MISSING, duration, format_epsilon, name_data, percent, plain, size
 
 LEFT_OF_LEARNING = ("loss", "confusion", "residuals")  # figures of the left column, below the headline metric
 MAX_RECALLS = 20  # classes listed with their recall; of more, those with the lowest
@@ -81,10 +81,11 @@ def verdict(run: Run) -> str:
     if metric.is_fraction:
         reached = f"reached {metric.form(value)} test {metric.label}"
     reached = "trained" if value is None else reached
+    data = name_data(run.setup.data)
     if run.summary is None:
         total = run.config.get("rounds", "an unknown number of")
-        return f"Unfinished run: {agents} {reached} on {run.setup.data} after {rounds} of {total} rounds."
-    return f"{agents} {reached} on {run.setup.data} in {rounds} round{'s' * (rounds != 1)}, {_cost(run)}"
+        return f"Unfinished run: {agents} {reached} on {data} after {rounds} of {total} rounds."
+    return f"{agents} {reached} on {data} in {rounds} round{'s' * (rounds != 1)}, {_cost(run)}"
 
 
 def _cost(run: Run) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pdsl.report.metric import Metric
 from pdsl.report.run_data import Run
-from pdsl.utils.format import duration, format_epsilon, plain, size
+from pdsl.utils.format import duration, format_epsilon, name_data, plain, size
 
 Form = Callable[[Any], str]
 Runs = dict[str, Run]  # by unique names
@@ -21,7 +21,7 @@ def _columns(runs: Iterable[Run]) -> list[Column]:
     metrics = {run.metric.name: run.metric for run in runs}
     return [
         ("algorithm", lambda run: run.algorithm, str),
-        ("data", lambda run: run.setup.data, str),
+        ("data", lambda run: name_data(run.setup.data), str),
         ("graph", lambda run: run.setup.graph.partition(" of ")[0], str),
         ("agents", lambda run: run.setup.agents, plain),
         ("rounds", lambda run: run.rounds[-1].number, plain),

@@ -1,6 +1,6 @@
 """Cards: a result in a terminal and in a notebook, and the model card README.md of a run directory.
 
-They have settings, metrics on public records and the privacy statement. They never have records or counts of records.
+They have settings, metrics on public records and the privacy statement, but no private records and no number of them.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pdsl.data.datasets import LOADERS
 from pdsl.settings import flat
 from pdsl.training.experiment import Experiment
-from pdsl.utils.format import format_epsilon
+from pdsl.utils.format import format_epsilon, name_data
 from pdsl.utils.versions import versions
 
 if TYPE_CHECKING:
@@ -30,8 +30,10 @@ def card_lines(result: "Result") -> dict[str, str]:
     """The card of a result: text by label."""
     s, metric = result.summary, result.evaluation.metric
     lines = {
-        metric: f"{result.score:.4g} (mean over {s['agents']} agents), {result.score_of_mean:.4g} (mean model)",
-        "run": f"{s['algorithm']} on {s['data']}, {s['graph']}, {s['rounds']} rounds, {s['seconds']:.1f} s",
+        metric: f"{result.score:.4g} (mean over {s['agents']} agents), {result.score_of_mean:.4g} (mean model), on"
+        f" {_test_records(result.experiment)}",
+        "task": describe_task(result.experiment),
+        "run": f"{s['algorithm']} on {name_data(s['data'])}, {s['graph']}, {s['rounds']} rounds, {s['seconds']:.1f} s",
         "privacy": s["privacy"],
     }
     if s["stopped"]:
@@ -39,6 +41,21 @@ def card_lines(result: "Result") -> dict[str, str]:
     if result.path is not None:
         lines["folder"] = str(result.path)
     return lines
+
+
+def describe_task(e: Experiment) -> str:
+    """Kind of the task, with the number of classes, labels or targets."""
+    kind, outputs = e.task.kind, e.task.outputs
+    if kind in ("multiclass", "multilabel"):
+        return f"{kind}, {outputs} {'classes' if kind == 'multiclass' else 'labels'}"
+    if kind == "regression":
+        return f"{kind} of {outputs} number{'s' * (outputs != 1)} per record"
+    return {"binary": "binary, one logit", "custom": "custom loss"}[kind]
+
+
+def _test_records(e: Experiment) -> str:
+    n = len(e.test[1])
+    return f"{n} test record{'s' * (n != 1)}"
 
 
 def describe_result(result: "Result") -> str:
@@ -79,17 +96,17 @@ def model_card(e: Experiment, summary: "Summary", ledger: bytes | None) -> str:
         [
             *header,
             "",
-            f"# {e.config.algorithm.name} on {'own data' if e.data.name == 'python' else e.data.name}",
+            f"# {e.config.algorithm.name} on {name_data(e.data.name)}",
             "",
             f"Mean of the models of {e.graph.agents} agents on a graph ({e.graph.describe()}), after"
-            f" {summary['rounds']} rounds of decentralised training. Task: {kind}."
+            f" {summary['rounds']} rounds of decentralised training. Task: {describe_task(e)}."
             f" {e.network.num_parameters:,} trained parameters.",
             "",
             "## Privacy",
             "",
             *_privacy(e, summary, ledger),
             "",
-            "## Metrics on the test set",
+            f"## Metrics on {_test_records(e)}",
             "",
             "| metric | value |",
             "|---|---|",

@@ -1,6 +1,7 @@
 """model.safetensors: the mean model with metadata, from which `pdsl.load` builds it again without data.
 
-The metadata hold public values only: architecture, shape of a record, scaling constants, class names and task.
+The metadata hold public values only: architecture, shape of a record, columns with their declared
+categories, scaling constants, class names and task.
 """
 
 import copy
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from pdsl.data.scaling import Scaling
 from pdsl.models.zoo import MODELS, build_architecture
-from pdsl.runs.prediction import Predictor
+from pdsl.runs.prediction import Predictor, schema_of
 from pdsl.settings import ModelSettings
 from pdsl.tasks import Binary, CustomTask, MultiClass, MultiLabel, Regression, Task
 from pdsl.training.experiment import Experiment
@@ -73,6 +74,7 @@ def describe_model(e: Experiment, module: nn.Module) -> JsonDict:
         "shape": list(x.shape[1:]) if isinstance(x, Tensor) else None,
         "floats": isinstance(x, Tensor) and x.is_floating_point(),
         "scaling": None if scaling is None else scaling.as_dict(),
+        "columns": {name: list(categories) for name, categories in schema_of(e).items()},
         "classes": list(e.data.class_names),
         "task": describe_task(task),
         "versions": versions(),
@@ -137,6 +139,13 @@ def load_weights(file: Path, metadata: JsonDict, module: nn.Module) -> None:
         raise PdslError(f"the weights of {file} do not fit the model: {first:.300}; pass the model of the run") from e
 
 
+def read_class_names(metadata: JsonDict) -> tuple[str, ...]:
+    """Names of the classes or labels; their numbers if they have none, and () for regression."""
+    kind, outputs = metadata["task"]["kind"], int(metadata["task"]["outputs"])
+    count = {"multiclass": outputs, "binary": 2, "multilabel": outputs}.get(kind, 0)
+    return tuple(metadata["classes"]) or tuple(str(c) for c in range(count))
+
+
 def read_predictor(metadata: JsonDict, module: nn.Module) -> Predictor:
     scaling = metadata["scaling"]
     return Predictor(
@@ -146,4 +155,5 @@ def read_predictor(metadata: JsonDict, module: nn.Module) -> Predictor:
         None if scaling is None else Scaling.from_dict(scaling),
         metadata["shape"],
         metadata["floats"],
+        {name: tuple(categories) for name, categories in metadata.get("columns", {}).items()},
     )

@@ -41,6 +41,7 @@ class Summary(TypedDict, total=False):
     loss: float | None
     rounds: int
     agents: int
+    parameters: int  # number of trained parameters
     algorithm: str
     learning_rate: float  # the largest of all rounds
     seconds: float
@@ -149,10 +150,21 @@ class Result:
     def predict(self, x: object) -> Predictions:
         """Predictions of the mean model for raw inputs.
 
-        x: records as the data had them before `pdsl` scaled them: a tensor, an array, a data frame, or a tuple or
-        mapping of these for several inputs. Returns class names or numbers, or numbers in the units of the targets.
+        x: records as the data had them before `pdsl` scaled them: a tensor, an array, a data frame or a row of one, the
+        path of a file, a data set, or a tuple or mapping for several inputs. Columns are chosen by name, and others are
+        ignored. Returns class names or numbers, 0 or 1 for each of several labels, or numbers in the units of the
+        targets.
         """
         return self._predictor(x)
+
+    def predict_proba(self, x: object) -> NDArray[np.float64]:
+        """Probability of each class or label [n, classes] by the mean model, in the order of `class_names`."""
+        return self._predictor.probabilities(x)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes or labels; their numbers if they have none, and () for regression."""
+        return self.experiment.class_names
 
     @cached_property
     def _predictor(self) -> Predictor:
@@ -236,6 +248,7 @@ def summarise(result: Result) -> Summary:
         "loss": ev.loss,
         "rounds": len(result.rows),
         "agents": e.graph.agents,
+        "parameters": e.network.num_parameters,
         "algorithm": c.algorithm.name,
         "learning_rate": max(e.learning_rates),
         "seconds": round(result.seconds, 3),

@@ -7,6 +7,11 @@ SPACE = "\N{NO-BREAK SPACE}"
 MISSING = "—"
 
 
+def name_data(name: str) -> str:
+    """Name of a data set for readers; data given in Python have none."""
+    return "custom data" if name == "python" else name
+
+
 def percent(value: float | None) -> str:
     """One decimal."""
     return MISSING if value is None else f"{100 * value:.1f}{SPACE}%"
