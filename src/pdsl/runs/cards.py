@@ -46,11 +46,14 @@ def card_lines(result: "Result") -> dict[str, str]:
 def describe_task(e: Experiment) -> str:
     """Kind of the task, with the number of classes, labels or targets."""
     kind, outputs = e.task.kind, e.task.outputs
-    if kind in ("multiclass", "multilabel"):
-        return f"{kind}, {outputs} {'classes' if kind == 'multiclass' else 'labels'}"
-    if kind == "regression":
-        return f"{kind} of {outputs} number{'s' * (outputs != 1)} per record"
-    return {"binary": "binary, one logit", "custom": "custom loss"}[kind]
+    text = {
+        "multiclass": f"multiclass, {outputs} classes",
+        "binary": "binary, one logit",
+        "multilabel": f"multilabel, {outputs} labels",
+        "regression": f"regression of {outputs} number{'s' * (outputs != 1)} per record",
+        "custom": "custom",
+    }[kind]
+    return text if e.task.loss is None else f"{text}, with an own loss"
 
 
 def _test_records(e: Experiment) -> str:
