@@ -246,7 +246,7 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
     "unknown algorithm": ({"algorithm": "sgd"}, ["no algorithm 'sgd'", "muffliato"]),
     "unknown task": ({"task": "ranking"}, ["task.kind=ranking"]),
     "no task": ({"task": 3}, ["task", "pdsl.regression"]),
-    "loss of another task": ({"task": "regression", "loss": torch.sub}, ["regression", "leave out one"]),
+    "custom task without a loss": ({"task": "custom"}, ["custom", "needs a loss"]),
     "no loss": ({"loss": "mse"}, ["loss", "function of (outputs, targets)"]),
     "unknown model": ({"model": "resnet"}, ["resnet", "softmax"]),
     "class of a model": ({"model": nn.Linear}, ["model", "class"]),
@@ -325,15 +325,18 @@ def largest_error(outputs: Tensor, targets: Tensor) -> float:
 
 
 def test_an_own_loss_and_an_own_metric() -> None:
-    found = train(loss=absolute_error, metric=largest_error)
+    found = train(task="custom", loss=absolute_error, metric=largest_error)
     task = found.experiment.config.task
     assert task.kind == "custom"
     assert task.loss == "tests.integration.test_api:absolute_error"
     inputs, targets = found.experiment.test
     assert found.score_of_mean == pytest.approx(absolute_error(found.model(inputs), targets).mean().item())
     assert found.rows[-1]["largest_error"] > 0  # type: ignore[typeddict-item]
-    local = train(loss=lambda outputs, targets: absolute_error(outputs, targets))
+    local = train(task="custom", loss=lambda outputs, targets: absolute_error(outputs, targets))
     assert local.experiment.config.task.loss == "python"
+    kept = train(loss=absolute_error)  # the targets are classes, and the model has a score for each
+    assert kept.experiment.config.task.kind == "multiclass"
+    assert "macro_f1" in kept.metrics
     assert local.rows[-1]["loss"] == found.rows[-1]["loss"]
 
 
