@@ -104,7 +104,7 @@ def run_in_blocks(module: nn.Module, inputs: Inputs) -> Tensor:
 
 
 def _is_frozen(layer: nn.modules.batchnorm._NormBase) -> bool:
-    """Whether the layer has frozen weights and running statistics: it then treats every record by itself."""
+    """Whether the layer has frozen weights and running statistics: it then treats every record independently."""
     own = list(layer.parameters(recurse=False))
     return layer.running_mean is not None and bool(own) and not any(p.requires_grad for p in own)
 
