@@ -8,13 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from pdsl.data import Data
 from pdsl.peer import noise_log
 from pdsl.peer.engine import PeerEngine
+from pdsl.peer.experiment import describe_task
 from pdsl.peer.identity import Identity
 from pdsl.peer.membership import join
 from pdsl.peer.plan import Timeouts, TrainingPlan
@@ -105,6 +108,32 @@ def test_peers_have_the_models_of_a_simulation(
         assert load_file(folder / "model.safetensors")
         assert (folder / "report.html").exists()
         assert json.loads((folder / "ledger.json").read_text())["messages"][member.card.name] == 3
+
+
+@pytest.mark.parametrize("kind", ["regression", "multilabel"])
+def test_peers_learn_numbers_and_labels(tmp_path: Path, loop: Loop, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    use_test_key(monkeypatch)
+    members = make_organisations(tmp_path, 3)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(340, 5, generator=generator)
+    scores = x @ torch.randn(5, 2, generator=generator)
+    y = 100 + 10 * scores[:, 0] if kind == "regression" else (scores > 0).long()
+    public = {"x_test": x[:20], "y_test": y[:20], "x_validation": x[20:40], "y_validation": y[20:40]}
+    for i, member in enumerate(members):
+        np.savez(member.folder / "data.npz", x=x[40 + i :: 3].numpy(), y=y[40 + i :: 3].numpy())
+        np.savez(member.folder / "public.npz", **{name: part.numpy() for name, part in public.items()})
+    task = describe_task(members[0].folder / "public.npz", 100, None)
+    plan = make_plan(members, task, QUICK, rounds=8, graph={"kind": "full"}, batch={"rate": 1.0, "size": 100})
+    join_all(members, plan)
+    summaries = run_all(members, loop)
+
+    owner = torch.arange(300) % 3
+    classes = 0 if kind == "regression" else 2
+    everything = Data("npz", x[40:], y[40:], x[:20], y[:20], classes, owner, (x[20:40], y[20:40]))
+    assert combined_sha256(summaries) == simulate(plan, everything).models_sha256
+    metric = "rmse" if kind == "regression" else "accuracy"
+    assert all(summary["metric"] == metric for summary in summaries)
+    assert summaries[0][metric] < y[:20].std() if kind == "regression" else summaries[0][metric] > 0.6
 
 
 def test_oversized_gradients_are_rescaled_and_their_sender_logged(
