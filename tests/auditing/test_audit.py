@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import torch
 
 import pdsl
 from pdsl.auditing import Finding, Verdict, audit_experiment, audit_run
+from pdsl.auditing.leaks import check_public
 from pdsl.auditing.replay import Start
 from pdsl.config import validate
 from pdsl.runs.runner import execute, start
 from pdsl.training.experiment import prepare
 from pdsl.training.trainer import rounds
 from tests.helpers.commands import pdsl as command
+from tests.helpers.experiments import experiment
 from tests.privacy.test_metering import Own
 
 pytestmark = pytest.mark.slow
@@ -163,3 +166,11 @@ def test_a_directory_with_own_algorithm_model_and_graph_is_audited_by_import_pat
     assert json.loads(outcome.out)["verdict"] == "pass"
     command("audit", folder, "--algorithm", "tests.privacy.test_metering:State", *own).refused("not a subclass of pdsl")
     command("audit", folder, "--model", "tests.auditing.test_audit:Values", *own[2:]).refused("give a torch.nn.Module")
+
+
+def test_records_of_a_table_with_few_columns_may_be_close_by_chance() -> None:
+    x = torch.randn(3000, 5, generator=torch.Generator().manual_seed(0))
+    e = experiment("softmax", (x, (x[:, 0] > 0).long()), graph="full", rounds=2)
+    assert check_public(e).verdict is Verdict.PASS
+    near = replace(e, validation=(e.data.x[:300] * 1.001, e.data.y[:300]))
+    assert check_public(near).verdict is Verdict.FAIL
