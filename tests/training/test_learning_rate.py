@@ -24,7 +24,14 @@ from pdsl.privacy import Mechanism
 from pdsl.runs.runner import open_run
 from pdsl.tasks import Binary, MultiClass, Regression
 from pdsl.training.experiment import Experiment, prepare
-from pdsl.training.learning_rate import MAX_REGRESSION_SHIFT, MAX_SHIFT, auto_learning_rate, model_scale, noise_per_step
+from pdsl.training.learning_rate import (
+    MAX_LOGIT_SHIFT,
+    MAX_REGRESSION_SHIFT,
+    MAX_SHIFT,
+    auto_learning_rate,
+    model_scale,
+    noise_per_step,
+)
 from pdsl.utils.random import KEY_BYTES
 from tests.helpers.commands import pdsl as command
 from tests.helpers.commands import result_of, settings
@@ -56,7 +63,7 @@ def test_noise_of_a_step_is_that_of_the_mean_message() -> None:
 
 @pytest.mark.parametrize(("outputs", "task", "limit"), [
     (10, MultiClass(outputs=10), MAX_SHIFT / math.sqrt(2)),  # the difference of two independent scores
-    (1, Binary(), MAX_SHIFT),
+    (1, Binary(), MAX_LOGIT_SHIFT),
     (1, Regression(scale=torch.ones(1), mean=torch.zeros(1)), MAX_REGRESSION_SHIFT),
     (1, Regression(), 3.0 * MAX_REGRESSION_SHIFT),  # targets of deviation 3 that are not standardised
 ])  # fmt: skip
