@@ -1,6 +1,6 @@
 """Valid but false messages from malicious peers: organisations in separate processes on this machine, over mutual TLS.
 
-    python benchmarks/poison.py [--peers 8] [--liars 2] [--rounds 60] [--lies LIE …] [--out DIR]
+    python -m benchmarks.poison [--peers 8] [--liars 2] [--rounds 60] [--lies LIE …] [--out DIR]
 
 All peers are connected; handwritten digits, total ε = 8. The last peers flip the labels in their folder (0 for 9, 1 for
 8, …), or send reversed gradients scaled by 10 or 1000; with `model too` these also enter their own models. Prints, with
@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from soak import Site, create_organisations, forkserver, free_ports, peer_process
 from torch import Tensor
+
+from tests.stress.soak import Site, create_organisations, forkserver, free_ports, peer_process
 
 WEIGHTS = ("evidence", "uniform")
 LIES = ("none", "flipped labels", "reversed 10 times", "reversed 1000 times", "reversed 1000 times, model too")

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pdsl.models.private import make_private
     from pdsl.options import binary, multiclass, multilabel, regression
     from pdsl.privacy import Release
+    from pdsl.privacy.recommendation import recommend
     from pdsl.runs.listeners import RunListener, StopTraining
     from pdsl.runs.result import Result, RoundResult
     from pdsl.saved import SavedRun, load
@@ -98,6 +99,7 @@ _MODULES = {
     **dict.fromkeys(("RunListener", "StopTraining"), "pdsl.runs.listeners"),
     "make_private": "pdsl.models.private",
     "Release": "pdsl.privacy",
+    "recommend": "pdsl.privacy.recommendation",
     "Shapley": "pdsl.settings",
 }
 
@@ -159,6 +161,7 @@ __all__ = [
     "multiclass",
     "multilabel",
     "one_peer_exponential",
+    "recommend",
     "regression",
     "ring",
     "rounds",

@@ -26,6 +26,7 @@ from pdsl.options import (
     ModelOptions,
     PartitionOptions,
     PrivacyOptions,
+    PublicOptions,
     TaskOptions,
 )
 from pdsl.privacy.statement import SEEDED
@@ -43,6 +44,7 @@ from pdsl.settings import (
     ModelSettings,
     PartitionSettings,
     PrivacySettings,
+    PublicSettings,
     TaskSettings,
 )
 from pdsl.tasks import Loss, Metric
@@ -83,6 +85,7 @@ def train(
     rounds: int = 100,
     seed: int = 0,
     privacy: PrivacySettings | PrivacyOptions | None = None,
+    public: PublicSettings | PublicOptions | None = None,
     batch: BatchSettings | BatchOptions | None = None,
     partition: PartitionSettings | PartitionOptions | str | None = None,
     attack: AttackSettings | AttackOptions | None = None,
@@ -90,6 +93,7 @@ def train(
     evaluate_every: int = 1,
     checkpoint_every: int = 1,
     ema_decay: float = 0.0,
+    baselines: Literal["all", "public", "none"] = "all",
     test_path: str | None = None,
     target: str | Sequence[str] | None = None,
     owner: str | None = None,
@@ -99,6 +103,7 @@ def train(
     pixels: bool | None = None,
     scale: Literal["none", "public"] | None = None,
     validation: int | None = None,
+    public_seed: int | None = None,
     test_fraction: float = 0.2,
     **unknown: Never,
 ) -> Result:
@@ -122,6 +127,7 @@ def train(
         rounds: rounds T.
         seed: seed of partition, graph, initial model, batches, seeded noise and permutations.
         privacy: budget, clipping and noise, for example {"target_epsilon": 4.0}.
+        public: features and start from the public set, for example {"features": "patches", "start": "labels"}.
         batch: size and sampling of batches, for example {"size": 64}.
         partition: how records without an owner are split across agents: "iid", or {"kind": "shards", "classes": 3}.
         attack: simulated attackers.
@@ -129,6 +135,7 @@ def train(
         evaluate_every: rounds between evaluations on the test set.
         checkpoint_every: rounds between checkpoints.
         ema_decay: EMA decay of the released models.
+        baselines: baselines that are computed after the last round.
         test_path: CSV and Parquet files: a file with test records.
         target: tables: column of the target.
         owner: tables: column with the agent that owns a record.
@@ -138,6 +145,7 @@ def train(
         pixels: whether bytes are pixels, to be divided by 255.
         scale: "public": standardise inputs by mean and deviation of the public set.
         validation: size of the public set Q.
+        public_seed: seed of the draw of Q from the test set; default: `seed`.
         test_fraction: fraction held out for testing if there are no test data.
     """
     config, objects = configure(
@@ -151,6 +159,7 @@ def train(
         rounds=rounds,
         seed=seed,
         privacy=privacy,
+        public=public,
         batch=batch,
         partition=partition,
         attack=attack,
@@ -158,6 +167,7 @@ def train(
         evaluate_every=evaluate_every,
         checkpoint_every=checkpoint_every,
         ema_decay=ema_decay,
+        baselines=baselines,
         test_path=test_path,
         target=target,
         owner=owner,
@@ -167,6 +177,7 @@ def train(
         pixels=pixels,
         scale=scale,
         validation=validation,
+        public_seed=public_seed,
         test_fraction=test_fraction,
         **unknown,
     )
@@ -199,6 +210,7 @@ def rounds(
     rounds: int = 100,
     seed: int = 0,
     privacy: PrivacySettings | PrivacyOptions | None = None,
+    public: PublicSettings | PublicOptions | None = None,
     batch: BatchSettings | BatchOptions | None = None,
     partition: PartitionSettings | PartitionOptions | str | None = None,
     attack: AttackSettings | AttackOptions | None = None,
@@ -206,6 +218,7 @@ def rounds(
     evaluate_every: int = 1,
     checkpoint_every: int = 1,
     ema_decay: float = 0.0,
+    baselines: Literal["all", "public", "none"] = "all",
     test_path: str | None = None,
     target: str | Sequence[str] | None = None,
     owner: str | None = None,
@@ -215,6 +228,7 @@ def rounds(
     pixels: bool | None = None,
     scale: Literal["none", "public"] | None = None,
     validation: int | None = None,
+    public_seed: int | None = None,
     test_fraction: float = 0.2,
     **unknown: Never,
 ) -> Generator[RoundResult]:
@@ -233,6 +247,7 @@ def rounds(
         rounds=rounds,
         seed=seed,
         privacy=privacy,
+        public=public,
         batch=batch,
         partition=partition,
         attack=attack,
@@ -240,6 +255,7 @@ def rounds(
         evaluate_every=evaluate_every,
         checkpoint_every=checkpoint_every,
         ema_decay=ema_decay,
+        baselines=baselines,
         test_path=test_path,
         target=target,
         owner=owner,
@@ -249,6 +265,7 @@ def rounds(
         pixels=pixels,
         scale=scale,
         validation=validation,
+        public_seed=public_seed,
         test_fraction=test_fraction,
         **unknown,
     )

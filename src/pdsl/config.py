@@ -5,15 +5,16 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import tomli_w
 from pydantic import Field, InstanceOf, SerializeAsAny, ValidationError, field_validator
 
 from pdsl.algorithms import ALGORITHMS, PDSL, Algorithm
+from pdsl.aliases import ALIASED, NO_SETTING
 from pdsl.models.zoo import default_model
+from pdsl.section import FORMS, Section, describe_section, flat, setting_names, show_value
 from pdsl.settings import (
-    FORMS,
     AttackSettings,
     BatchSettings,
     DataSettings,
@@ -22,13 +23,9 @@ from pdsl.settings import (
     ModelSettings,
     PartitionSettings,
     PrivacySettings,
-    Section,
+    PublicSettings,
     TaskSettings,
-    describe_section,
     file_kind,
-    flat,
-    setting_names,
-    show_value,
 )
 from pdsl.utils.errors import PdslError
 from pdsl.utils.imports import import_object
@@ -51,9 +48,13 @@ class Config(Section):
     ema_decay: float = Field(
         0.0, ge=0, lt=1, description="β: EMA decay of the released models (smaller in the first rounds); 0: off"
     )
+    baselines: Literal["all", "public", "none"] = Field(
+        "all", description="baselines after the last round: all, the public set alone, or none; private runs: public"
+    )
     data: DataSettings = DataSettings()
     partition: PartitionSettings = PartitionSettings()
     graph: GraphSettings = GraphSettings()
+    public: PublicSettings = PublicSettings()
     model: ModelSettings = ModelSettings()
     task: TaskSettings = TaskSettings()
     batch: BatchSettings = BatchSettings()
@@ -96,7 +97,8 @@ class Config(Section):
 
         data: name of the data, if they were given in Python.
         """
-        name = default_model(data or self.data.name) if self.model.name == "auto" else self.model.name
+        default = "linear" if self.public.has_features else default_model(data or self.data.name)
+        name = default if self.model.name == "auto" else self.model.name
         update = {
             "model": self.model.model_copy(update={"name": name}),
             "data": self.data.model_copy(
@@ -144,7 +146,7 @@ def _algorithm_name(algorithm: Algorithm) -> str:
 
 
 # Settings that may change when a run is resumed, because they change no row. A private run also keeps its device.
-MAY_CHANGE = ("rounds", "checkpoint_every", "engine.workers", "engine.device", "engine.timeout")
+MAY_CHANGE = ("rounds", "checkpoint_every", "baselines", "engine.workers", "engine.device", "engine.timeout")
 
 
 def validate(values: Mapping[str, Any], where: str) -> Config:
@@ -234,6 +236,7 @@ def _main_setting(section: str, given: object) -> str | None:
         "privacy": "mode",
         "engine": "device",
         "task": "kind",
+        "public": "features",
         "algorithm": "name",
         "model": "name",
         "data": "name",
@@ -253,47 +256,6 @@ def _unknown(where: str, key: str, value: object = None) -> str:
     return f"{where}: unknown setting {key}; {meant}"
 
 
-# Names of other libraries for a setting. A name in the last section has no counterpart: the text says why.
-ALIASES: dict[str, str] = {
-    "rounds": "epoch epochs num_epochs n_epochs num_rounds n_rounds iterations num_iterations iters steps max_steps",
-    "seed": "random_seed random_state manual_seed",
-    "evaluate_every": "eval_every eval_interval evaluation_interval",
-    "checkpoint_every": "save_every checkpoint_interval",
-    "ema_decay": "ema ema_beta",
-    "data.name": "dataset data_set",
-    "data.validation": "val_size validation_size public_size",
-    "data.test_fraction": "test_size test_split",
-    "partition.kind": "split non_iid heterogeneity",
-    "partition.mu": "alpha dirichlet_alpha concentration",
-    "graph.kind": "topology network",
-    "graph.agents": "clients num_clients n_clients num_agents n_agents nodes num_nodes num_peers",
-    "model.name": "arch architecture",
-    "model.hidden": "hidden_size hidden_dim width",
-    "task.loss": "loss_fn loss_function criterion objective",
-    "task.metric": "metrics metric_fn",
-    "task.class_weights": "class_weight weights",
-    "batch.size": "batch_size batchsize bs minibatch_size",
-    "batch.rate": "sample_rate sampling_rate",
-    "algorithm.name": "optimizer optimiser optim algo method strategy aggregator",
-    "algorithm.learning_rate": "lr eta gamma step_size stepsize learningrate",
-    "algorithm.schedule.kind": "schedule scheduler lr_schedule lr_scheduler",
-    "algorithm.schedule.warmup": "warmup_rounds warmup_steps warmup_epochs",
-    "privacy.mode": "dp private",
-    "privacy.target_epsilon": "epsilon eps target_eps total_epsilon budget privacy_budget",
-    "privacy.delta": "target_delta",
-    "privacy.max_grad_norm": "clip clip_norm clipping_norm max_norm grad_clip grad_norm_clip l2_norm_clip",
-    "privacy.noise_multiplier": "noise_scale noise_std",
-    "privacy.randomness": "secure_mode secure_rng",
-    "attack.label_flip": "attackers byzantine malicious",
-    "engine.device": "gpu cuda",
-    "engine.workers": "threads num_threads num_workers n_jobs",
-}
-NO_SETTING = {
-    "participation": "every agent takes part in every round",
-    "client_fraction": "every agent takes part in every round",
-    "fraction_fit": "every agent takes part in every round",
-}
-_ALIASED = {alias: setting for setting, aliases in ALIASES.items() for alias in aliases.split()}
 MIN_SIMILARITY = 0.75  # of a name that is suggested for a typing error
 
 
@@ -301,7 +263,7 @@ def find_setting(key: str) -> str | None:
     """The setting that a name stands for: its own without a section, or that of another library; None if unclear."""
     plain_key = key.lower().replace("-", "_")
     named = [name for name in _names() if name == plain_key or name.endswith(f".{plain_key}")]
-    return named[0] if len(named) == 1 else _ALIASED.get(plain_key.rpartition(".")[2])
+    return named[0] if len(named) == 1 else ALIASED.get(plain_key.rpartition(".")[2])
 
 
 def hint(key: str, value: object = None) -> str | None:

@@ -9,6 +9,15 @@ from torch import Tensor
 
 RESIDUAL_BINS = 21  # bins of the histogram of residuals
 
+# Baselines of a run, in words
+BASELINES = {
+    "public": "the public set alone",
+    "alone": "each agent alone, without privacy",
+    "alone_private": "each agent alone, with the same ε",
+    "pooled": "pooled data without privacy",
+    "central": "a trusted server with the same ε",
+}
+
 
 class Residuals(TypedDict):
     """Histogram of prediction minus target."""

@@ -26,6 +26,18 @@ class PrivacyOptions(TypedDict, total=False):
     randomness: Literal["seeded", "system"]
 
 
+class PublicOptions(TypedDict, total=False):
+    features: str
+    filters: int
+    patch: int
+    pool: int
+    mirror: bool | None
+    components: int
+    whitening: float
+    start: Literal["none", "labels"]
+    held_out: float
+
+
 class BatchOptions(TypedDict, total=False):
     size: int
     rate: float | None

@@ -16,8 +16,9 @@ from pdsl.algorithms import Algorithm
 from pdsl.config import Config
 from pdsl.data import Data, from_python
 from pdsl.models.network import load_vector
+from pdsl.public.features import join
 from pdsl.runs.directory import MODEL, SUMMARY, RunDirectory
-from pdsl.runs.model_file import build_module, read_class_names, read_metadata, read_predictor
+from pdsl.runs.model_file import build_module, read_class_names, read_features, read_metadata, read_predictor
 from pdsl.runs.prediction import Predictions, Predictor
 from pdsl.runs.result import Summary
 from pdsl.tasks import Loss, Metric
@@ -99,7 +100,7 @@ class SavedRun:
     @cached_property
     def model(self) -> nn.Module:
         """The mean of the agents' models, in evaluation mode."""
-        return self._build()
+        return self._join(self._build_head())
 
     @cached_property
     def models(self) -> list[nn.Module]:
@@ -109,9 +110,9 @@ class SavedRun:
             raise PdslError(f"{self.path} has no intact checkpoint; use .model")
         built = []
         for x in restore_state(self.config, checkpoint.tensors).x:
-            module = self._build()
-            load_vector(module, x)
-            built.append(module)
+            head = self._build_head()
+            load_vector(head, x)
+            built.append(self._join(head))
         return built
 
     def predict(self, x: object) -> Predictions:
@@ -147,13 +148,21 @@ class SavedRun:
             objects["data"] = read_data(objects["data"], self.config)
         return audit_run(self.path, canaries, rounds, **objects)
 
-    def _build(self) -> nn.Module:
+    def _build_head(self) -> nn.Module:
         file, given = self.path / MODEL, self._objects.get("model")
         return build_module(file, read_metadata(file), given)
 
     @cached_property
+    def _features(self) -> nn.Module | None:
+        file, given = self.path / MODEL, self._objects.get("model")
+        return read_features(file, read_metadata(file), given)
+
+    def _join(self, head: nn.Module) -> nn.Module:
+        return head if self._features is None else join(self._features, head)
+
+    @cached_property
     def _predictor(self) -> Predictor:
-        return read_predictor(read_metadata(self.path / MODEL), self.model)
+        return read_predictor(read_metadata(self.path / MODEL), self._build_head(), self._features)
 
 
 def read_data(data: object, config: Config) -> Data:

@@ -1,74 +1,14 @@
 """Sections of settings: typed, validated, with one line of help per setting.
 
-A section is frozen and refuses unknown names. An algorithm is a section too, in its own file. `config` puts all of them
-together and reads and writes TOML.
+An algorithm is a section too, in its own file. `config` puts all of them together and reads and writes TOML.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
-from pdsl.utils.errors import PdslError
-from pdsl.utils.types import JsonDict
-
-
-class Section(BaseModel):
-    """A group of settings, like `[graph]` in a TOML file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @classmethod
-    def build(cls, name: str, values: Mapping[str, object]) -> Self:
-        """Section from values; an error is one line with the setting and the allowed values. `name`: of the section."""
-        try:
-            return cls.model_validate(values)
-        except ValidationError as e:
-            first = e.errors()[0]
-            setting = ".".join([name, *(str(part) for part in first["loc"][:1])])
-            raise PdslError(f"{setting}{show_value(first['input'])}: {FORMS.get(setting, first['msg'])}") from e
-
-
-# Forms of settings for which the messages of the validation do not say what to give.
-FORMS = {
-    "data.classes": 'give the number of classes, or all labels in order, like classes=["benign", "malignant"]',
-    "data.owner": 'give the name of a column of a table, like owner="hospital"; for other data, give a list or mapping'
-    " with one entry per agent",
-    "data.target": 'give the name of a column, like target="diagnosis", or a list of names',
-    "data.columns": 'give a list of names of columns, like columns=["age", "weight"]',
-    "data.categories": 'give the values of each column of text, like categories={"sex": ["f", "m"]}',
-    "task.class_weights": 'give "public" (balanced by the counts in the public set), one positive number per class, or'
-    ' a mapping from class names to numbers, like {"benign": 1, "malignant": 2}',
-}
-
-
-def show_value(value: object) -> str:
-    """A wrong value for an error line: =value if it is short and no record."""
-    return f"={value}" if isinstance(value, str | int | float) else ""
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> JsonDict:
-    """Nested settings by their full names, like graph.kind."""
-    found: JsonDict = {}
-    for name, value in settings.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return found
-
-
-def describe_section(section: type[Section], prefix: str = "") -> Iterator[tuple[str, object, str]]:
-    """(name, default, one line of help) of every setting of a section, in order; sections within it come last."""
-    defaults = {name: field.get_default() for name, field in section.model_fields.items()}
-    for name, default in defaults.items():
-        if not isinstance(default, Section):
-            yield f"{prefix}{name}", default, section.model_fields[name].description or ""
-    for name, default in defaults.items():
-        if isinstance(default, Section):
-            yield from describe_section(type(default), f"{prefix}{name}.")
-
-
-def setting_names(section: type[Section], prefix: str = "") -> set[str]:
-    return {name for name, _, _ in describe_section(section, prefix)}
-
+from pdsl.section import Section
 
 FILE_KINDS = ("npz", "csv", "parquet")  # names of data in files, which are their extensions
 
@@ -110,7 +50,10 @@ class DataSettings(Section):
         None, description="public: standardise inputs by mean and deviation of Q; default for tables, else none"
     )
     validation: int | None = Field(
-        None, ge=1, description="size of the public set Q; default 2000, or half of a test set smaller than 4000"
+        None, ge=1, description="size of the public set Q; default 2000, digits 100, at most half of the test set"
+    )
+    public_seed: int | None = Field(
+        None, ge=0, description="seed of the draw of Q from the test set; default: the run's seed"
     )
     test_fraction: float = Field(
         0.2, gt=0, lt=1, description="your own data without test data: fraction held out for testing"
@@ -174,7 +117,7 @@ class GraphSettings(Section):
 
 class ModelSettings(Section):
     name: str = Field(
-        "auto", description="auto, mnist-cnn, cifar10-cnn, digits-cnn, softmax, mlp, or package.module:callable"
+        "auto", description="auto, mnist-cnn, cifar10-cnn, digits-cnn, softmax, linear, mlp, or package.module:callable"
     )
     channels: tuple[PositiveInt, PositiveInt] | None = Field(
         None, description="widths of the two convolutions; default by model"
@@ -218,6 +161,38 @@ class TaskSettings(Section):
         if self.kind == "custom" and self.loss is None:
             raise ValueError("kind 'custom' needs a loss; set both")
         return self
+
+
+class PublicSettings(Section):
+    features: str = Field(
+        "none",
+        description="fixed feature map, fitted on Q: none, patches, scattering, model (the frozen first layers of your"
+        " model), or package.module:callable",
+    )
+    filters: int = Field(1600, ge=2, le=100_000, description="patches: number of filters, which are patches of Q")
+    patch: int = Field(6, ge=2, le=64, description="patches: side of a patch in pixels")
+    pool: int = Field(
+        3, ge=1, le=64, description="patches and scattering: features are averaged over a grid of pool × pool regions"
+    )
+    mirror: bool | None = Field(
+        None, description="patches and scattering: average over left-right mirror images; default: for colour images"
+    )
+    components: int = Field(
+        1000, ge=0, le=100_000, description="principal components of the features on Q; 0: all features as they are"
+    )
+    whitening: float = Field(
+        0.5, ge=0, le=1, description="0: components keep their variances on Q; 1: all have the same"
+    )
+    start: Literal["none", "labels"] = Field(
+        "none", description="initial models: none: random or zero; labels: trained on Q and its labels"
+    )
+    held_out: float = Field(
+        0.1, gt=0, lt=1, description="start=labels: fraction of Q that is not trained on, and so can value messages"
+    )
+
+    @property
+    def has_features(self) -> bool:
+        return self.features != "none"
 
 
 class BatchSettings(Section):

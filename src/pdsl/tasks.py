@@ -118,6 +118,8 @@ class MultiClass(Task):
             weights = self.weights.to(outputs)
             if outputs.shape[1] > len(weights):  # outputs beyond the classes never are a target
                 weights = torch.nn.functional.pad(weights, (0, outputs.shape[1] - len(weights)), value=1.0)
+        elif not torch.is_grad_enabled() and not self.label_smoothing and targets.ndim == 1:
+            return outputs.logsumexp(1) - outputs.gather(1, targets[:, None])[:, 0]  # the same, five times faster
         return cross_entropy(outputs, targets, weights, reduction="none", label_smoothing=self.label_smoothing)
 
     def score(self, outputs: Tensor, targets: Tensor) -> float:
@@ -295,24 +297,6 @@ class CustomTask(Task):
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Do nothing: any shapes fit."""
-
-
-def check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
-    """Raise PdslError unless a loss has one number per record, which depends on that record only."""
-    shapes = f"outputs {list(outputs.shape)}, targets {list(targets.shape)}"
-    try:
-        together = loss(outputs, targets)
-    except Exception as e:  # a user's function may raise anything
-        raise PdslError(f"loss: {e} ({shapes}); for one output take outputs[:, 0], and targets.float() for BCE") from e
-    if not isinstance(together, Tensor) or together.shape != targets.shape[:1]:
-        shape = list(together.shape) if isinstance(together, Tensor) else type(together).__name__
-        raise PdslError(
-            f"loss: it returned {shape} for {len(targets)} records ({shapes}); return one number per record, for"
-            " example with reduction='none'"
-        )
-    apart = torch.cat([loss(outputs[n : n + 1], targets[n : n + 1]) for n in range(len(targets))])
-    if not torch.allclose(together, apart, rtol=1e-3, atol=1e-6, equal_nan=True):
-        raise PdslError("loss: a record's loss depends on the other records of the batch; use one record only")
 
 
 def infer_kind(y: Tensor, model_outputs: int | None = None) -> str:

@@ -64,7 +64,13 @@ def test_without_json_people_read_it(tmp_path: Path) -> None:
 def test_in_a_terminal_there_is_a_bar_on_stderr(tmp_path: Path) -> None:
     main, terminal = pty.openpty()
     process = started(
-        "run", "--json", "--out", "a", *settings(*SMALL, "rounds=3"), out=tmp_path / "out", err=os.ttyname(terminal)
+        "run",
+        "--json",
+        "--out",
+        "a",
+        *settings(*SMALL, "rounds=3", "baselines=none"),
+        out=tmp_path / "out",
+        err=os.ttyname(terminal),
     )
     process.join()
     os.set_blocking(main, False)

@@ -8,7 +8,8 @@ import pytest
 
 import pdsl as package
 from pdsl.algorithms import ALGORITHMS
-from pdsl.config import ALIASES, NO_SETTING, describe, hint, load
+from pdsl.aliases import ALIASES, NO_SETTING
+from pdsl.config import describe, hint, load
 from pdsl.settings import PartitionSettings
 from tests.helpers.commands import pdsl
 from tests.helpers.refusals import refused

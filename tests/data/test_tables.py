@@ -192,8 +192,14 @@ def test_constants_of_built_in_data_sets_are_known() -> None:
     rows = {row.numpy().tobytes() for row in data.scaling.apply(raw)}
     assert all(row.numpy().tobytes() in rows for row in data.x)
     q = (data.test_x, data.test_y)
-    with refused("data.scale", "digits", "published"):
-        standardise(data, q, q, DataSettings(scale="public"))
+    assert standardise(data, q, q, DataSettings())[0] is data
+    public, (scaled, _), _ = standardise(data, q, q, DataSettings(scale="public"))
+    assert public.standardised
+    assert public.scaling is not None
+    torch.testing.assert_close(scaled.mean((0, 2, 3)), torch.zeros(1), atol=1e-5, rtol=0)
+    records = torch.cat([public.x, scaled]).flatten(1)
+    nearest = torch.cdist(records, public.scaling.apply(raw).float().flatten(1)).amin(1)
+    torch.testing.assert_close(nearest, torch.zeros_like(nearest), atol=1e-2, rtol=0)
 
 
 @pytest.mark.parametrize("as_frame", [False, True])

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from pdsl.algorithms import Round
 from pdsl.gradients import clipping as gradients
-from pdsl.gradients import per_example
+from pdsl.gradients import plan
+from pdsl.gradients.chain import Chain
 from pdsl.gradients.clipping import LocalGradients
-from pdsl.gradients.per_example import LAYERS, Kernel, PerRecord
+from pdsl.gradients.per_example import LAYERS, Block, Kernel, PerRecord
 from pdsl.privacy import Noise
 from tests.faults.base import (
     ANY,
@@ -168,10 +169,9 @@ def one_agent_is_not_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
 def parts_of(change: Callable[[list[PerRecord]], list[PerRecord]]) -> Callable[..., PerRecord]:
     """`Kernel.gradients` with norms of other parts than those that are summed."""
 
-    def gradients_of(self: Kernel, network: Any, x: Tensor, inputs: Tensor, targets: Tensor) -> PerRecord:
-        n = len(inputs)
-        padded = per_example.pad_records(inputs, self.pad), per_example.pad_records(targets, self.pad)
-        parts = self.run(network, x, *padded)
+    def gradients_of(self: Kernel, network: Any, x: Tensor, records: Block) -> PerRecord:
+        n = records.n
+        parts = self.run(network, x, records)
         preprocess = change(parts) if len(parts) > 1 else parts
         squared_norms = torch.stack([part.squared_norms for part in preprocess]).sum(0)
 
@@ -180,22 +180,40 @@ def parts_of(change: Callable[[list[PerRecord]], list[PerRecord]]) -> Callable[.
     return gradients_of
 
 
+def other_norms(monkeypatch: pytest.MonkeyPatch, change: Callable[[list[PerRecord]], list[PerRecord]]) -> None:
+    """Norms of other parts; without the kernel of chains, whose gradients are one part."""
+    monkeypatch.setattr(plan, "chain_of", lambda replica: None)
+    monkeypatch.setattr(Kernel, "gradients", parts_of(change))
+
+
 @fault(CLIPPING, SENSITIVITY)
 def norm_without_the_first_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The norm is taken without the first layer."""
-    monkeypatch.setattr(Kernel, "gradients", parts_of(lambda parts: parts[2:]))
+    other_norms(monkeypatch, lambda parts: parts[2:])
 
 
 @fault(CLIPPING, SENSITIVITY)
 def norm_without_the_biases(monkeypatch: pytest.MonkeyPatch) -> None:
     """The norm is taken of the weights, without the biases."""
-    monkeypatch.setattr(Kernel, "gradients", parts_of(lambda parts: parts[::2]))
+    other_norms(monkeypatch, lambda parts: parts[::2])
 
 
 @fault(CLIPPING, SENSITIVITY)
 def norm_without_the_last_bias(monkeypatch: pytest.MonkeyPatch) -> None:
     """The norm is taken without the last bias."""
-    monkeypatch.setattr(Kernel, "gradients", parts_of(lambda parts: parts[:-1]))
+    other_norms(monkeypatch, lambda parts: parts[:-1])
+
+
+@fault(CLIPPING, SENSITIVITY)
+def norm_of_a_chain_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel of chains returns nine tenths of every norm."""
+    honest = Chain.gradients
+
+    def smaller(self: Chain, *args: Any) -> PerRecord | None:
+        found = honest(self, *args)
+        return found and replace(found, squared_norms=0.81 * found.squared_norms)
+
+    monkeypatch.setattr(Chain, "gradients", smaller)
 
 
 def clipped_sum(
@@ -206,9 +224,11 @@ def clipped_sum(
     def made(
         network: Any, x: Tensor, inputs: Tensor, labels: Tensor, C: float, divisor: float, kernel: Kernel
     ) -> Tensor:
+        if x.ndim == 2:
+            return torch.stack([made(network, model, inputs, labels, C, divisor, kernel) for model in x])
         if not len(labels):
             return torch.zeros_like(x, dtype=torch.float64)
-        found = kernel.gradients(network, x, inputs, labels)
+        found = kernel.gradients(network, x, kernel.pad_block(inputs, labels))
         rows = torch.stack([found.weighted_sum(row) for row in torch.eye(len(labels), dtype=torch.float64)])
         return change(rows.nan_to_num(0, 0, 0), C) / divisor
 
@@ -334,9 +354,11 @@ def only_the_first_block_is_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
     def blocks(
         network: Any, x: Tensor, inputs: Tensor, labels: Tensor, C: float, divisor: float, kernel: Kernel
     ) -> Tensor:
+        if x.ndim == 2:
+            return torch.stack([blocks(network, model, inputs, labels, C, divisor, kernel) for model in x])
         total = torch.zeros_like(x, dtype=torch.float64)
         for n, (a, b) in enumerate(zip(torch.split(inputs, 256), torch.split(labels, 256), strict=True)):
-            found = kernel.gradients(network, x, a, b)
+            found = kernel.gradients(network, x, kernel.pad_block(a, b))
             total += found.weighted_sum(honest_factors(found.squared_norms, C if n == 0 else 1e9))
         return total / divisor
 
@@ -347,9 +369,8 @@ def only_the_first_block_is_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
 def padding_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The zero records that pad a batch are counted, as many as are missing to a multiple of 16."""
 
-    def gradients_of(self: Kernel, network: Any, x: Tensor, inputs: Tensor, targets: Tensor) -> PerRecord:
-        padded = per_example.pad_records(inputs, self.pad), per_example.pad_records(targets, self.pad)
-        parts = self.run(network, x, *padded)
+    def gradients_of(self: Kernel, network: Any, x: Tensor, records: Block) -> PerRecord:
+        parts = self.run(network, x, records)
         squared_norms = torch.stack([part.squared_norms for part in parts]).sum(0)
         return PerRecord(squared_norms, lambda f: torch.cat([part.weighted_sum(f) for part in parts]))
 

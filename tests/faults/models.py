@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pdsl.gradients import independence, per_example
-from pdsl.gradients.per_example import RECORDS, Kernel, PerRecord
+from pdsl.gradients.per_example import RECORDS, Block, Kernel, PerRecord
 from pdsl.models.network import Network
 from pdsl.models.zoo import Flatten
 from tests.faults.base import (
@@ -147,9 +147,9 @@ def vetted_layer_that_mixes(monkeypatch: pytest.MonkeyPatch) -> None:
 def mixing(of_rows: Callable[[Tensor], Tensor], least: int = 0) -> Kernel:
     """The kernel `records`, with gradients [n, d] changed by each other."""
 
-    def run(network: Any, x: Tensor, inputs: Tensor, targets: Tensor) -> list[PerRecord]:
-        (found,) = RECORDS.run(network, x, inputs, targets)
-        rows = torch.stack([found.weighted_sum(row) for row in torch.eye(len(targets), dtype=torch.float64)])
+    def run(network: Any, x: Tensor, records: Block) -> list[PerRecord]:
+        (found,) = RECORDS.run(network, x, records)
+        rows = torch.stack([found.weighted_sum(row) for row in torch.eye(len(records.targets), dtype=torch.float64)])
         return [per_example._rows(of_rows(rows) if len(rows) >= least else rows)]
 
     return replace(RECORDS, run=run, block=256)

@@ -10,9 +10,12 @@ from tests.faults import (
     noise_independence,
     noise_shape,
     noise_size,
+    public,
     sampler,
 )
 from tests.faults.base import FAULTS
 
 __all__ = ["FAULTS"]
-MODULES = (noise_size, noise_shape, noise_independence, keys, sampler, clipping, clean_data, accounting, models, files)
+MODULES = (
+    noise_size, noise_shape, noise_independence, keys, sampler, clipping, clean_data, public, accounting, models, files
+)  # fmt: skip

@@ -16,7 +16,7 @@ from torch.nn.utils import vector_to_parameters
 from pdsl.data import Batches
 from pdsl.gradients.clipping import LocalGradients, clip_batch, clip_factors, clip_per_sample, row_digests
 from pdsl.gradients.independence import choose_kernel
-from pdsl.gradients.per_example import LAYERS, RECORDS, VMAPPED, Kernel, PerRecord
+from pdsl.gradients.per_example import LAYERS, RECORDS, VMAPPED, Block, Kernel, PerRecord
 from pdsl.models.network import Network
 from pdsl.models.zoo import MODELS
 from pdsl.settings import BatchSettings, ModelSettings
@@ -116,13 +116,13 @@ def test_a_record_has_the_same_gradient_bits_in_any_company(case: Case) -> None:
     network, (inputs, labels) = network_of(case.make), records(case.shape, 40, seed=3)
     kernel = choose_kernel(network, *records(case.shape, 9, seed=2))
     x = somewhere(network)
-    whole = kernel.gradients(network, x, inputs, labels)
+    whole = kernel.gradients(network, x, kernel.pad_block(inputs, labels))
     for part in (
         torch.arange(7, 40),
         torch.tensor([31]),
         torch.randperm(40, generator=torch.Generator().manual_seed(1)),
     ):
-        other = kernel.gradients(network, x, inputs[part], labels[part])
+        other = kernel.gradients(network, x, kernel.pad_block(inputs[part], labels[part]))
         for place, record in enumerate(part.tolist()):
             ones = torch.eye(40, dtype=torch.float64)[record], torch.eye(len(part), dtype=torch.float64)[place]
             assert torch.equal(whole.weighted_sum(ones[0]), other.weighted_sum(ones[1]))
@@ -192,7 +192,7 @@ def test_layers_that_do_not_tell_the_whole_are_refused() -> None:
     for make in (lambda: Twice(zero=True), lambda: InPlace(above=9.0), Unused):
         network = network_of(make)
         with pytest.raises(RuntimeError):
-            LAYERS.gradients(network, network.initial_parameters(), inputs, labels)
+            LAYERS.gradients(network, network.initial_parameters(), LAYERS.pad_block(inputs, labels))
 
 
 # The guarantee
@@ -319,10 +319,10 @@ def test_owners_answer_each_row_and_equal_models_once(way: Kernel, sampler: str,
     network = network_of(named("mlp", IMAGE))
     calls, lock = [], threading.Lock()
 
-    def counting(network: Network, x: Tensor, inputs: Tensor, targets: Tensor) -> list[PerRecord]:
+    def counting(network: Network, x: Tensor, block: Block) -> list[PerRecord]:
         with lock:
-            calls.append(len(targets))
-        return way.run(network, x, inputs, targets)
+            calls.append(block.n)
+        return way.run(network, x, block)
 
     own = local(network, [9, 14, 12], workers, replace(way, run=counting), sampler=sampler)
     a, b = somewhere(network), network.initial_parameters()

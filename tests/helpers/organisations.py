@@ -44,7 +44,7 @@ def make_plan(
         values[name] = {**values.get(name, {}), **value} if isinstance(value, dict) else value
     return TrainingPlan(
         validate(values, "test"),
-        task or TaskDescription(records=100, shape=(1, 8, 8), classes=10, public="0" * 64),
+        task or TaskDescription(records=100, shape=(1, 8, 8), classes=10, public_records=40, public="0" * 64),
         timeouts or Timeouts(),
         tuple(member.card for member in members),
     )

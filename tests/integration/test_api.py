@@ -31,6 +31,7 @@ from pdsl.settings import (
     ModelSettings,
     PartitionSettings,
     PrivacySettings,
+    PublicSettings,
     TaskSettings,
 )
 from pdsl.training.trainer import build_trainer
@@ -342,6 +343,7 @@ def test_an_own_loss_and_an_own_metric() -> None:
 
 SECTIONS = {
     "privacy": (PrivacySettings, options.PrivacyOptions),
+    "public": (PublicSettings, options.PublicOptions),
     "batch": (BatchSettings, options.BatchOptions),
     "partition": (PartitionSettings, options.PartitionOptions),
     "attack": (AttackSettings, options.AttackOptions),

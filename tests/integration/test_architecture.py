@@ -1,8 +1,11 @@
 """docs/architecture.md and docs/api.md against the code: layers, paths and public names."""
 
 import ast
+import importlib
 import re
 from pathlib import Path
+
+import pytest
 
 import pdsl
 
@@ -54,3 +57,8 @@ def test_the_table_of_benchmarks_has_every_script() -> None:
     assert [script for script, forms in commands.items() if not any(form in table for form in forms)] == []
     for link in re.findall(r"\]\(\.\./([^)#]+)", table):
         assert (ROOT / link).exists(), link
+
+
+@pytest.mark.parametrize("script", sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py")))
+def test_benchmarks_find_their_imports(script: str) -> None:
+    assert importlib.import_module(f"benchmarks.{script}").__doc__ or script == "__init__"

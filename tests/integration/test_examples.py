@@ -80,6 +80,7 @@ def test_notebook(notebook: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("config", sorted(EXAMPLES.glob("*.toml")), ids=lambda p: p.name)
 def test_config(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = ["rounds=1", "data.validation=50", "batch.size=20", "model.channels=[2, 3]"]
+    small += ["public.filters=8", "public.components=20"]
     settings = load(config, small)
     monkeypatch.setenv("PDSL_DATA", str(real(settings.data.name)))
     experiment = prepare(settings)

@@ -50,7 +50,7 @@ class Quadratic(nn.Module):
         return self.head(x @ self.matrix)  # type: ignore[no-any-return]
 
 
-def told(model: nn.Module, data: object, **settings: Any) -> list[warnings.WarningMessage]:
+def collect_warnings(model: nn.Module, data: object, **settings: Any) -> list[warnings.WarningMessage]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         pdsl.train(model, data, **{**SHORT, **settings})
@@ -63,12 +63,12 @@ def slow(caught: list[warnings.WarningMessage]) -> list[warnings.WarningMessage]
 
 def test_a_padding_mask_of_a_transformer_is_not_slow() -> None:
     ids, mask, y = tokens()
-    assert not slow(told(Encoder(), ((ids, mask), y)))
+    assert not slow(collect_warnings(Encoder(), ((ids, mask), y)))
 
 
 def test_slow_code_is_named_at_the_line_of_the_user() -> None:
     ids, mask, y = tokens()
-    (warning,) = slow(told(Encoder(branches=True), ((ids, mask), y)))
+    (warning,) = slow(collect_warnings(Encoder(branches=True), ((ids, mask), y)))
     assert "code of Encoder" in str(warning.message)
     assert "torch.where" in str(warning.message)
     assert "pytorch" not in str(warning.message)
@@ -76,7 +76,7 @@ def test_slow_code_is_named_at_the_line_of_the_user() -> None:
 
 
 def test_slow_parameters_are_named_with_their_module_and_a_remedy() -> None:
-    (warning,) = slow(told(Quadratic(), (torch.randn(N, 20), torch.arange(N) % 2)))
+    (warning,) = slow(collect_warnings(Quadratic(), (torch.randn(N, 20), torch.arange(N) % 2)))
     assert "gradients of matrix are" in str(warning.message)
     assert "no formula for Quadratic; use standard layers" in str(warning.message)
 
@@ -95,9 +95,9 @@ def test_a_token_without_a_row_is_no_matter_of_floats() -> None:
 
 def test_held_out_records_are_avoided_by_test_data() -> None:
     x, y = torch.randn(N, 4), torch.arange(N) % 2
-    notes = [str(w.message) for w in told(nn.Linear(4, 2), (x, y))]
+    notes = [str(w.message) for w in collect_warnings(nn.Linear(4, 2), (x, y))]
     assert any("give test data: (data, test data)" in note for note in notes)
-    assert not any("held out" in str(w.message) for w in told(nn.Linear(4, 2), ((x, y), (x, y))))
+    assert not any("held out" in str(w.message) for w in collect_warnings(nn.Linear(4, 2), ((x, y), (x, y))))
 
 
 def test_a_graph_of_another_size_names_the_owners() -> None:

@@ -99,6 +99,9 @@ def test_peers_have_the_models_of_a_simulation(
     simulation = simulate(plan, data)
     assert combined_sha256(summaries) == simulation.models_sha256
     assert [summary["accuracy"] for summary in summaries] == simulation.evaluation.scores
+    assert len({summary["baselines"]["public"] for summary in summaries}) == 1
+    assert all(summary["baselines"].keys() == {"public"} for summary in summaries)
+    assert all("over the public set alone" in summary["gain"] for summary in summaries)
     assert simulation.last.ledger is not None
     spent = simulation.last.ledger.epsilon_per_agent
     assert [summary["epsilon"] for summary in summaries] == pytest.approx(spent, rel=1e-12)

@@ -59,14 +59,16 @@ def test_the_kept_runs_are_found_with_the_settings_of_now() -> None:
     """A setting with another name or default would leave a kept table without its runs."""
     kept_folder = Path(__file__).parents[2] / "docs/results"
     kept = read(kept_folder)
-    curves = sorted(kept_folder.glob("*/table?-curves.csv"))
-    assert len(curves) == 3
+    curves = sorted(kept_folder.glob("*/*/table?-curves.csv"))
+    assert len(curves) >= 4
     for file in curves:
-        target, seeds = file.name.removesuffix("-curves.csv"), (0, 1, 2)
-        found = collect(target, SweepPlan(Task(file.parent.name), (target,), (), seeds, ""), Path("none"), kept)
+        rows = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
+        target, seeds = file.name.removesuffix("-curves.csv"), tuple(range(1 + max(int(r["seed"]) for r in rows)))
+        task = Task(file.parent.name, variant=file.parent.parent.name)
+        found = collect(target, SweepPlan(task, (target,), (), seeds, ""), Path("none"), kept)
         assert found.runs == {
             (Setting(r["table"], float(r["paper_epsilon"]), r["method"], r["graph"], int(r["agents"])), int(r["seed"]))
-            for r in csv.DictReader(file.read_text(encoding="utf-8").splitlines())
+            for r in rows
         }
 
 
@@ -116,7 +118,7 @@ def plan(target: str = "table1", only: str | None = None, seeds: int = 2, **task
 
 def test_the_table_says_where_runs_are_longer(tmp_path: Path) -> None:
     whole, silent = (
-        collect("table1", SweepPlan(Task(reading=reading), ("table1",), (), (0,), "command"), tmp_path, {})
+        collect("table1", SweepPlan(Task(reading, variant="scratch"), ("table1",), (), (0,), "command"), tmp_path, {})
         for reading in ("total", "none")
     )
     longer = "ε = 1 and 2: 40 rounds, batches of 250; ε = 4: 60 rounds, batches of 500, EMA of models."
@@ -137,7 +139,9 @@ def test_a_cell_is_one_run_for_all_commands() -> None:
     )  # two rates each for five methods on three graphs, of which one is a final
     silent = plan(reading="none")
     assert len({silent.tuning(replace(at, epsilon=e)).finals(1.0)[0].name for e in EPSILONS["table1"]}) == 1
-    loud, rich = (Task(reading=reading).config(replace(at, epsilon=0.3), 1.0, 0) for reading in ("per-round", "total"))
+    loud, rich = (
+        Task(reading, variant="scratch").config(replace(at, epsilon=0.3), 1.0, 0) for reading in ("per-round", "total")
+    )
     assert (loud.rounds, rich.rounds) == (40, 60)  # only a large total has the longer run
     changed = plan(assignments=("batch.size=16",))
     assert changed.tuning(at).finals(1.0)[0].name != whole.tuning(at).finals(1.0)[0].name
@@ -168,6 +172,23 @@ def test_mistakes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     pdsl("reproduce", "fig1", "--quick", "--set", "batch.sizes=3").refused("did you mean batch.size")
     monkeypatch.setenv("PDSL_DATA", str(tmp_path))
     pdsl("reproduce", "table2").refused("cifar10 is not in", "pdsl data fetch cifar10")
+
+
+def test_kept_results_are_shown_without_data_and_without_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PDSL_DATA", str(tmp_path))
+    kept = Path(__file__).parents[2] / "docs/results"
+    before = {path: path.read_bytes() for path in kept.rglob("*.*")}
+    options = ("--no-run", "--keep", kept, "--out", tmp_path / "o")
+    table = json.loads(pdsl("reproduce", "table2", *options, "--json").out)["tables"]["table2"]
+    assert table["public_set_alone"] > 0.6
+    assert sum(cell["ours"] is not None for cell in table["cells"]) >= 21
+    assert pdsl("reproduce", "fig4", *options).code == 0
+    assert len(list((tmp_path / "o/features/total").glob("fig4-*.svg"))) >= 3
+    assert not (tmp_path / "o" / CELLS).exists()
+    assert {path: path.read_bytes() for path in kept.rglob("*.*")} == before
+    pdsl("reproduce", "table1", "--no-run", "--out", tmp_path / "none").refused(
+        "no finished run in", "leave out --no-run"
+    )
 
 
 @pytest.fixture(scope="module")

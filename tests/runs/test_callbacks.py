@@ -1,6 +1,7 @@
 """Callbacks: early stopping, the best model, loggers, and exceptions in callbacks."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pdsl
 from pdsl.callbacks import BestModel, EarlyStopping, MLflow, StopTraining, TensorBoard, WandB
 from pdsl.runs.callbacks import stopping_round
 from tests.helpers.commands import pdsl as command
-from tests.helpers.commands import rows_on_disk
+from tests.helpers.commands import rows_on_disk, wait_for
 from tests.helpers.refusals import refused
 
 QUICK: dict[str, Any] = {
@@ -83,7 +84,7 @@ def test_the_audit_does_not_accept_a_stop_that_no_public_rule_explains(tmp_path:
     (finding,) = (f for f in pdsl.audit(found, canaries=0).findings if f.check == "end of the run")
     assert finding.verdict.name == "INCONCLUSIVE"
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    summary["stop_rule"] = rule(monitor="accuracy", higher_is_better=True)  # a false explanation
+    summary["stop_rule"] = rule(monitor="accuracy", higher_is_better=True, patience=5)  # a false explanation
     (tmp_path / "run/summary.json").write_text(json.dumps(summary))
     outcome = json.loads(command("audit", tmp_path / "run", "--canaries", "0", "--json").out)
     verdicts = {finding["check"]: finding["verdict"] for finding in outcome["findings"]}
@@ -163,9 +164,14 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
     found = pdsl.train(**QUICK, rounds=3, callbacks=[WandB("test", mode="offline", folder=tmp_path)])
     (file,) = tmp_path.rglob("*.wandb")
-    content = file.read_bytes()
-    assert all(json.dumps(row["accuracy"]).encode() in content for row in found.rows)
-    assert b"algorithm.learning_rate" in content
+
+    def logged() -> list[float]:  # of each round, in the history and in the summary
+        numbers = re.findall(rb"(?s)\x08accuracy\x82\x01.([\d.]+)", file.read_bytes())
+        return list(dict.fromkeys(map(float, numbers)))
+
+    accuracies = pytest.approx([row["accuracy"] for row in found.rows])
+    wait_for(lambda: logged() == accuracies)  # wandb's own process may write after `finish` has returned
+    assert b"algorithm.learning_rate" in file.read_bytes()
     assert wandb.run is None
 
 

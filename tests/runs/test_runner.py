@@ -348,7 +348,7 @@ FAULTS = {"killed": Killed, "disk full": lambda: OSError(28, "No space left on d
 @pytest.mark.parametrize(("fault", "every"), [("killed", 1), ("disk full", 2)])
 def test_a_fault_at_any_write(fault: str, every: int, tmp_path: Path) -> None:
     """Fails at the first write, then in another run at the second, and so on; after each a resumed run is whole."""
-    rounds = ["rounds=3", f"checkpoint_every={every}", "evaluate_every=2"]
+    rounds = ["rounds=3", f"checkpoint_every={every}", "evaluate_every=2", "baselines=none"]
     config = load(None, [*SMALL, *rounds])
     whole = result_of(run(tmp_path / "whole", *rounds))
     experiment = prepare(config)

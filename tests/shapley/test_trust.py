@@ -12,7 +12,17 @@ from numpy.typing import NDArray
 
 from pdsl.settings import ShapleySettings
 from pdsl.shapley.coalitions import exact, members
-from pdsl.shapley.trust import EVIDENCE_FIELDS, MIN_VARIANCE, individual_effect, shares, trust, update_evidence
+from pdsl.shapley.trust import (
+    EVIDENCE_FIELDS,
+    FULL_TRUST_Z,
+    MAX_CHANCE_HARM,
+    MIN_VARIANCE,
+    NO_TRUST_Z,
+    individual_effect,
+    shares,
+    trust,
+    update_evidence,
+)
 
 NOISE = 0.3 * np.random.default_rng(1).normal(size=(30, 3))
 
@@ -77,10 +87,14 @@ def test_a_little_harm_is_seen_beside_a_great_one() -> None:
     assert trust(evidence([values_of(row).tolist() for row in noisy])).tolist() == [1, 1, 0, 0]
 
 
-def evidence(rounds: list[list[float]], memory: float = 0.9) -> NDArray[np.float64]:
+def evidence(
+    rounds: list[list[float]], memory: float = 0.9, alone: list[list[float]] | None = None
+) -> NDArray[np.float64]:
+    """Evidence of rounds with these φ; the values of messages alone are those of a mean of effects, if not given."""
     known = np.zeros((len(rounds[0]), EVIDENCE_FIELDS))
-    for phi in rounds:
-        known = update_evidence(known, np.array(phi), memory)
+    for n, phi in enumerate(rounds):
+        own = individual_effect(np.array(phi)) if alone is None else np.array(alone[n])
+        known = update_evidence(known, np.array(phi), own, memory)
     return known
 
 
@@ -118,7 +132,8 @@ def test_trust_is_t_of_the_weighted_mean_cut_to_one_and_nought(phi: NDArray[np.f
         mean = np.average(x, axis=0, weights=weights)
         variance = np.average((x - mean) ** 2, axis=0, weights=weights)
         error = np.sqrt(np.maximum(variance, MIN_VARIANCE) / max(n - 1, 1))
-        expected = np.clip(1.5 + mean / error, 0, 1) if n >= 2 else np.ones(3)
+        z = -mean / error * np.maximum(1, -mean / MAX_CHANCE_HARM)
+        expected = np.clip((NO_TRUST_Z - z) / (NO_TRUST_Z - FULL_TRUST_Z), 0, 1) if n >= 2 else np.ones(3)
         assert found[variance > 1e-6] == pytest.approx(expected[variance > 1e-6], abs=1e-4)
 
 
@@ -138,12 +153,13 @@ def test_a_message_that_ruins_every_coalition_does_not_take_the_others_with_it()
     """v(S) = −20 with the liar in S: the others' values are tiny, and by themselves they seem to hurt as well."""
     plan = exact(6)
     rng = np.random.default_rng(1)
-    rounds = []
+    rounds, alone = [], []
     for _ in range(10):
         own = 0.01 * (1 + rng.normal(size=6))
+        alone.append([*own[:5].tolist(), -20.0])
         v = [-20.0 if s >> 5 else (own[members(s)].mean() if s else 0.0) for s in plan.coalitions]
         rounds.append(plan.phi(np.array(v), 6).tolist())
-    known = evidence(rounds, 0.97)
+    known = evidence(rounds, 0.97, alone)
     assert not trust(known).any()
     assert shares(np.zeros(6), ShapleySettings(), known) == pytest.approx([0.2] * 5 + [0])
 
@@ -157,9 +173,21 @@ def test_one_round_cannot_decide_about_everybody() -> None:
     assert (trust(first) == 1).all()  # one round outweighs all others: nothing can be said yet
 
 
-def test_where_nobody_is_trusted_all_count_alike() -> None:
-    known = evidence([[-1.0, -1.0]] * 9)
-    assert shares(np.array([-1.0, -1.0]), ShapleySettings(floor=0), known).tolist() == [0.5, 0.5]
+def test_no_step_is_taken_along_messages_that_all_do_harm() -> None:
+    rounds = [values_of(np.array([-1.0, -0.8, -0.6]) + 0.1 * noise).tolist() for noise in NOISE]
+    known = evidence(rounds, 0.97)
+    assert shares(np.zeros(3), ShapleySettings(floor=0), known).tolist() == [0, 0, 0]
+    assert shares(np.zeros(3), ShapleySettings(floor=0.3), known) == pytest.approx([0.1] * 3)
+
+
+@pytest.mark.parametrize(("k", "ruinous"), [(k, m) for k in range(2, 13) for m in range(1, k // 2 + 1)])
+def test_ruinous_messages_leave_the_others_trusted_in_any_neighbourhood(k: int, ruinous: int) -> None:
+    phi = np.zeros(k)
+    phi[-ruinous:] = -20.0 / ruinous  # v(S) = −20 for every coalition with one of the last members, else 0
+    alone = np.where(phi < 0, -20.0, 0.0)
+    known = evidence([phi.tolist()] * 10, 0.97, [alone.tolist()] * 10)
+    honest = k - ruinous
+    assert shares(np.zeros(k), ShapleySettings(), known) == pytest.approx([1 / honest] * honest + [0] * ruinous)
 
 
 def test_values_of_nought_are_no_evidence() -> None:

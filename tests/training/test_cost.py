@@ -16,7 +16,7 @@ from benchmarks.speed.table import ROWS, table
 from pdsl.algorithms import PDSL
 from pdsl.config import validate
 from pdsl.gradients.clipping import LocalGradients, clip_per_sample
-from pdsl.gradients.per_example import LAYERS, PerRecord
+from pdsl.gradients.per_example import LAYERS, Block, PerRecord
 from pdsl.models.network import Network
 from pdsl.models.zoo import mnist_cnn
 from pdsl.settings import ModelSettings, ShapleySettings
@@ -44,7 +44,7 @@ class Counted:
             return logits(network, x, inputs)
 
         def counted_on(local: LocalGradients, x: Tensor, inputs: Tensor, labels: Tensor, divisor: float) -> Tensor:
-            self.gradients.append(len(labels))
+            self.gradients += [len(labels)] * (len(x) if x.ndim == 2 else 1)  # one per model
             return on(local, x, inputs, labels, divisor)
 
         monkeypatch.setattr(Network, "outputs", counted_logits)
@@ -218,9 +218,9 @@ def test_a_record_without_a_finite_gradient_costs_no_second_pass() -> None:
     inputs, labels = torch.rand(50, 1, 8, 8), torch.arange(50) % 10
     calls: list[int] = []
 
-    def run(network: Network, x: Tensor, inputs: Tensor, targets: Tensor) -> list[PerRecord]:
-        calls.append(len(targets))
-        return LAYERS.run(network, x, inputs, targets)
+    def run(network: Network, x: Tensor, records: Block) -> list[PerRecord]:
+        calls.append(len(records.targets))
+        return LAYERS.run(network, x, records)
 
     kernel = replace(LAYERS, run=run)
     for bad in (False, True):

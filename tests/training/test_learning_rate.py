@@ -29,8 +29,10 @@ from pdsl.training.learning_rate import (
     MAX_REGRESSION_SHIFT,
     MAX_SHIFT,
     auto_learning_rate,
+    curvature,
     model_scale,
     noise_per_step,
+    noiseless_rate,
 )
 from pdsl.utils.random import KEY_BYTES
 from tests.helpers.commands import pdsl as command
@@ -43,14 +45,15 @@ SMALL = ["graph.agents=4", "model.name=softmax", "data.validation=40", "batch.si
 
 def test_with_much_noise_the_noise_of_the_run_is_the_models_scale() -> None:
     for walk in (0.5, 5.0, 50.0):
-        assert auto_learning_rate(0.25, walk, 1.0, 1.0) * walk == pytest.approx(0.25, rel=0.05)
+        assert auto_learning_rate(0.25, walk, 2.0) * walk == pytest.approx(0.25, rel=0.05)
 
 
 def test_without_noise_the_base_rate_and_the_clipping_norm_count() -> None:
-    assert auto_learning_rate(0.25, 0.0, 1.0, 1.0) == 2.0
-    assert auto_learning_rate(0.25, 0.0, 0.5, 1.0) == 1.0
-    assert auto_learning_rate(0.25, 0.0, 1.0, 0.1) == 20.0
-    assert auto_learning_rate(0.25, 0.0, 1.0, 100.0) == 2.0  # gradients are rarely that long
+    assert noiseless_rate(0.25, 1.0, max_grad_norm=1.0) == 2.0
+    assert noiseless_rate(0.25, 0.5, max_grad_norm=1.0) == 1.0
+    assert noiseless_rate(0.25, 1.0, max_grad_norm=0.1) == pytest.approx(20.0)
+    assert noiseless_rate(0.25, 1.0, max_grad_norm=100.0) == 2.0  # gradients are rarely that long
+    assert auto_learning_rate(0.25, 0.0, 2.0) == 2.0
 
 
 def test_noise_of_a_step_is_that_of_the_mean_message() -> None:
@@ -84,6 +87,26 @@ def test_scale_does_not_depend_on_units_of_the_records() -> None:
     public = torch.zeros(200, dtype=torch.int64)
     ratio = model_scale(network, (x, public)) / model_scale(network, (1000 * x, public))
     assert ratio == pytest.approx(1000, rel=0.01)
+
+
+def test_curvature_of_a_linear_model() -> None:
+    """Squared errors have the Hessian 2·XᵀX/n. A parameter without effect adds nothing."""
+    torch.manual_seed(1)
+    x = torch.randn(200, 30) * torch.linspace(0.1, 3, 30)
+    model = nn.Linear(30, 1, bias=False)
+    model.unused = nn.Parameter(torch.ones(3))
+    largest = torch.linalg.eigvalsh(2 * x.T @ x / len(x))[-1]
+    found = curvature(Network(model, task=Regression()), (x, torch.randn(200, 1)))
+    assert found == pytest.approx(float(largest), rel=0.05)
+
+
+def test_a_loss_without_second_derivative_has_a_rate() -> None:
+    e = prepare(validate({"rounds": 2, "model": {"name": "linear"}}, "test"), loss=absolute_error)
+    assert 0 < e.learning_rates[0] < 100
+
+
+def absolute_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs.mean(1) - targets).abs()
 
 
 def rate(**changed: Any) -> float:

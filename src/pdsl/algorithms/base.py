@@ -14,7 +14,8 @@ from pdsl.engine import Engine
 from pdsl.engine.base import Replies
 from pdsl.privacy import Noise, Release
 from pdsl.privacy.metering import Meter
-from pdsl.settings import ScheduleSettings, Section
+from pdsl.section import Section
+from pdsl.settings import ScheduleSettings
 from pdsl.shapley.valuation import Validation
 from pdsl.tasks import Task
 from pdsl.topology import Graph

@@ -3,7 +3,7 @@
 from pdsl import topology
 from pdsl.algorithms import ALGORITHMS
 from pdsl.algorithms.base import Algorithm
-from pdsl.settings import describe_section
+from pdsl.section import describe_section
 from pdsl.utils.types import JsonDict
 
 EXAMPLE = topology.ring(10)  # graph for traffic and privacy cost, where these depend on it

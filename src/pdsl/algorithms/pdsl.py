@@ -92,7 +92,7 @@ class PDSL(Algorithm[State]):
             evidence = torch.zeros(len(evidence), int(max(r.graph.degrees)), EVIDENCE_FIELDS, dtype=torch.float64)
         evidence = evidence.cpu().clone()
         for row, (v, members) in enumerate(zip(phi, self._members(at, r), strict=True)):
-            updated = update_evidence(evidence[row, members].numpy(), v.phi, self.shapley.memory)
+            updated = update_evidence(evidence[row, members].numpy(), v.phi, v.alone, self.shapley.memory)
             evidence[row, members] = torch.from_numpy(updated)
         return evidence
 
@@ -119,7 +119,7 @@ class PDSL(Algorithm[State]):
         return [(int(r.graph.degrees[i]), places.tolist()) for i, places in zip(at.agents, members, strict=True)]
 
     def _shares(self, phi: list[Valuation], evidence: Tensor, at: Replies, r: Round) -> list[Values]:
-        """Each member's share of its agent's step; the shares of an agent sum to 1.
+        """Each member's share of its agent's step. The shares of an agent sum to 1, or less if no member is trusted.
 
         With step_scale=graph shares are multiplied by ω. Members of equal value then get ω itself, and because W is
         doubly stochastic every agent's records count the same. Without ω, a hub of the graph would count more.
@@ -129,7 +129,7 @@ class PDSL(Algorithm[State]):
         if self.step_scale != "graph":
             return share
         omega = [w.cpu().numpy() for w in at.split_by_agent(r.engine.omega[at.edges])]
-        return [s * w / (s @ w) for s, w in zip(share, omega, strict=True)]
+        return [s * w * s.sum() / (s @ w) if s.any() else s for s, w in zip(share, omega, strict=True)]
 
     def noise_gain(self, graph: Graph) -> float:
         weights = float(graph.degrees.mean()) if self.step_scale == "paper" else 1.0  # sum of π

@@ -27,7 +27,7 @@ from pdsl.auditing.one_run import CONFIDENCE, Coins, Floats, Ladder, count_right
 from pdsl.auditing.report import Finding, Verdict
 from pdsl.engine import LocalEngine
 from pdsl.gradients.clipping import LocalGradients, row_digests
-from pdsl.gradients.per_example import Kernel, PerRecord
+from pdsl.gradients.per_example import Block, Kernel, PerRecord
 from pdsl.models.network import Network
 from pdsl.privacy import Noise, epsilon
 from pdsl.training.experiment import Experiment
@@ -227,8 +227,8 @@ def _streams(streams: Streams, n: int) -> Streams:
 def _kernel(places: Tensor) -> Kernel:
     """Kernel of the canaries' gradients: each along its coordinate, and so long that the run clips it."""
 
-    def run(network: Network, x: Tensor, inputs: Inputs, targets: Tensor) -> list[PerRecord]:
-        marks = tensors_of(inputs)[0][:, 0].long()  # a canary's first number is its index
+    def run(network: Network, x: Tensor, records: Block) -> list[PerRecord]:
+        marks = tensors_of(records.inputs)[0][:, 0].long()  # a canary's first number is its index
         length = NORM * _signs(x[None])[0] * marks.sign().double()
         at = places[(marks.abs() - 1).clamp(min=0)]
         zero = torch.zeros_like(x, dtype=torch.float64)

@@ -29,12 +29,13 @@ from pdsl.auditing.replay import (
 )
 from pdsl.auditing.report import Finding, Verdict, conclude
 from pdsl.data.validation import row_bytes
-from pdsl.privacy.seal import tensors_digest
+from pdsl.metrics import BASELINES
+from pdsl.public.cache import without_cache
 from pdsl.runs.checkpoints import NAME
 from pdsl.training.experiment import Experiment, prepare
 from pdsl.training.trainer import Trainer, initial_models, initial_state, state_tensors
 from pdsl.utils.errors import PdslError
-from pdsl.utils.inputs import Inputs, concat, negated, same, tensors_of
+from pdsl.utils.inputs import Inputs, concat, negated, same, tensors_digest, tensors_of
 
 MAX_OTHER = 6  # rounds replayed with other records
 MIN_MOVED = 0.9  # share of all model parameters that other noise must change
@@ -49,6 +50,7 @@ KNOWN_FIELDS: dict[str, set[str]] = {  # of files that others may read; an unkno
         "name", "agent", "names", "plan", "classes", "task", "kind", "metric", "higher_is_better", "graph_name",
         "schedule", "graphs", "order", "cyclic",
         "versions", "pdsl", "torch", "python", "date", "given", "algorithm.learning_rate",
+        "public", "uses", "digests", "features", "start",
     },
     "ledger.json": {
         "delta", "budget", "tied_to", "seal", "agents", "agent", "epsilon", "entries", "edges", "to", "messages",
@@ -63,6 +65,7 @@ KNOWN_FIELDS: dict[str, set[str]] = {  # of files that others may read; an unkno
         "adversaries", "sigma", "privacy", "stopped", "models_sha256", "notes",
         "learning_rate", "parameters", "stop_rule", "monitor", "patience", "min_delta", "higher_is_better",
         "one intercepted message", "one curious neighbour", "all neighbours colluding", "the final models",
+        "baselines", "gain", *BASELINES,
     },
 }  # fmt: skip
 MIN_CLASSES = 3  # nonempty classes of an agent; shorter sequences of counts can occur by chance
@@ -170,7 +173,7 @@ def _as_rows(inputs: Inputs) -> Tensor:
 
 
 def check_public_parts(e: Experiment) -> Finding:
-    """Check that initial model, public set, test set, sampling rate and noise do not depend on private records.
+    """Check that feature map, initial model, public set, test set, rate and noise do not depend on private records.
 
     The run is prepared again with negated records, and with one record fewer. In a simulation the latter may change
     the rate, which is not secret there.
@@ -178,21 +181,23 @@ def check_public_parts(e: Experiment) -> Finding:
     check = "public values"
     if len(e.engine.agents) != e.graph.agents:
         return Finding(check, Verdict.PASS, "not checked, because other processes hold records")
-    model = None if e.config.model.name != "python" else e.network.module
+    model = None if e.config.model.name != "python" else e.public.model
     loss = e.task.loss
     key = getattr(e.streams, "key", None)
     private = e.data.published is None and e.streams.secret
-    kept = torch.arange(len(e.data.y)) < len(e.data.y) - 1
-    owner = e.data.owner
-    fewer = replace(e.data, x=e.data.x[kept], y=e.data.y[kept], owner=None if owner is None else owner[kept])
-    others = {"negated records": replace(e.data, x=negated(e.data.x))}
+    raw = e.public.raw or e.data  # before any feature map
+    kept = torch.arange(len(raw.y)) < len(raw.y) - 1
+    owner = raw.owner
+    fewer = replace(raw, x=raw.x[kept], y=raw.y[kept], owner=None if owner is None else owner[kept])
+    others = {"negated records": replace(raw, x=negated(raw.x))}
     if private or e.data.published is not None:
         others["one record fewer"] = fewer
     problems = []
     for name, data in others.items():
         try:
             objects = partial(prepare, loss=loss, metric=e.task.custom_metric)
-            other = objects(e.config, model=model, data=data, graph=e.graph, key=key)
+            with without_cache():
+                other = objects(e.config, model=model, data=data, graph=e.graph, key=key)
         except PdslError as error:
             problems.append(f"with {name} the run is refused: {error}")
             continue
@@ -201,7 +206,9 @@ def check_public_parts(e: Experiment) -> Finding:
 
 
 def _public_differences(e: Experiment, other: Experiment) -> list[str]:
+    maps = [None if x.public.features is None else x.public.features.digest for x in (e, other)]
     equal_parts = {
+        "the feature map": maps[0] == maps[1],
         "the initial model": torch.equal(initial_models(e), initial_models(other)),
         "the public set": all(same(a, b) for a, b in zip(e.validation, other.validation, strict=True)),
         "the test set": all(same(a, b) for a, b in zip(e.test, other.test, strict=True)),

@@ -47,7 +47,7 @@ def audit(result: Result, canaries: int | None = None, rounds: int | None = None
     findings = audit_experiment(e, ledger, result.rows, starts=[Start(len(result.rows), result.state)], rule=rule)
     if ledger is not None:
         findings += _attack(e, canaries, rounds)
-    return AuditReport(statement(e.config.privacy, ledger, e.mechanisms), findings)
+    return AuditReport(statement(e.config.privacy, ledger, e.mechanisms, e.public.uses), findings)
 
 
 def audit_run(path: Path, canaries: int | None = None, rounds: int | None = None, **objects: Any) -> AuditReport:
@@ -60,7 +60,7 @@ def audit_run(path: Path, canaries: int | None = None, rounds: int | None = None
     if ledger is not None and e.mechanisms is not None:
         last = next((start.state.x for start in starts if start.after == ledger.rounds), None)
         findings += [check_files(e, path, last), *_attack(e, canaries, rounds)]
-    return AuditReport(statement(e.config.privacy, ledger, e.mechanisms), findings)
+    return AuditReport(statement(e.config.privacy, ledger, e.mechanisms, e.public.uses), findings)
 
 
 def audit_experiment(

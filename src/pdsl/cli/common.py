@@ -2,7 +2,8 @@
 
 import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -61,6 +62,27 @@ def fail(message: str, code: int = 2) -> NoReturn:
     """Print an error as one line and exit."""
     say(" ".join(message.split()))
     raise SystemExit(code) from None
+
+
+@contextmanager
+def shown_computations() -> Iterator[None]:
+    """Show the progress of long computations on stderr: one changing line in a terminal, a line per half elsewhere."""
+    from pdsl.utils.progress import show_progress
+
+    out, last = console(stderr=True), ("", 0)
+
+    def show(text: str, done: int, total: int) -> None:
+        nonlocal last
+        tenth = 10 * done // max(1, total)
+        if done and (text, tenth) != last:
+            last = text, tenth
+            if out.is_terminal:
+                out.print(f"{text}: {10 * tenth} %", end="\r" if done < total else "\n", soft_wrap=True)
+            elif done == total or tenth == 5:
+                out.print(f"{text}: {10 * tenth} %", soft_wrap=True)
+
+    with show_progress(show):
+        yield
 
 
 def describe_mistake(error: typer.TyperException, words: Sequence[str]) -> str:

@@ -1,12 +1,14 @@
 """`pdsl compare`: several algorithms on one task."""
 
 import json
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pdsl.cli.common import INTERRUPTED, WIDE, AsJson, Assignments, console, say
+from pdsl.cli.common import INTERRUPTED, WIDE, AsJson, Assignments, console, say, shown_computations
 
 REFERENCE = "pdsl,dp-dpsgd,muffliato,dp-cga,dp-net-fleet"  # the paper's five methods
 GRID = "0.25,0.5,1,2"  # learning rates
@@ -29,6 +31,7 @@ def compare(
 ) -> None:
     """Compare algorithms on one task under one privacy budget, each at its best learning rate."""
     from pdsl.config import load
+    from pdsl.sweep.baselines import load_or_compute
     from pdsl.sweep.comparison import ComparisonPlan, run_comparison, summarise
     from pdsl.sweep.page import write_page
     from pdsl.sweep.presentation import footer, table
@@ -41,12 +44,13 @@ def compare(
     folder = out or Path("runs") / f"compare-{task.data.name}-{task.graph.kind}-{plan.key}"
     try:
         progress = SweepProgress(console(stderr=True), lambda scores: count_jobs(plan.tunings, scores))
-        scores = run_comparison(plan, folder, progress)
+        comparison = summarise(plan, run_comparison(plan, folder, progress), folder)
+        comparison.check()
+        with shown_computations() if not as_json else nullcontext():
+            comparison = replace(comparison, baselines=load_or_compute(plan, folder))
     except KeyboardInterrupt:
         say(f"interrupted; to continue in {folder}, run the same command again")
         raise SystemExit(INTERRUPTED) from None
-    comparison = summarise(plan, scores, folder)
-    comparison.check()
     page = write_page(comparison)
     if as_json:
         print(json.dumps(comparison.as_dict()))

@@ -180,8 +180,10 @@ def run(
         print(json.dumps(summary))
         return
     table = Table(show_header=False, title=f"{summary['name']}: {summary['rounds_run']} of {rounds} rounds")
-    for label in ("accuracy", "epsilon", "privacy", "neighbour_rounds_lost", "refused", "seconds"):
+    for label in (summary["metric"], "epsilon", "privacy", "neighbour_rounds_lost", "refused", "seconds"):
         table.add_row(label.replace("_", " "), f"{summary[label]}")
+    if summary["gain"]:
+        table.add_row("conclusion", summary["gain"])
     if summary["stopped"]:
         table.add_row("stopped early", summary["stopped"])
     table.add_row("model", f"{summary['run']}/model.safetensors")
@@ -244,6 +246,8 @@ def demo(
         accuracy, spent = f"{peer['accuracy']:.4f}", format_epsilon(peer["epsilon"])
         table.add_row(peer["name"], accuracy, spent, f"{peer['rounds']}", f"{peer['bytes'] / 1e6:.2f}")
     _console().print(table)
+    for peer in result["peers"]:
+        print(f"{peer['name']}: {peer['gain']}")
     print(f"{result['seconds']:.0f} s. Model, ledger and report of each organisation are in {folder}/<name>/run.")
 
 

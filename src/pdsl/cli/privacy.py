@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from pdsl.privacy.planning import PrivacyPlan
+    from pdsl.privacy.recommendation import Recommendation
 
 
 def table(plan: "PrivacyPlan") -> "Table":
@@ -60,6 +62,13 @@ def command(
     noise_multiplier: Annotated[float | None, typer.Option(help="σ/(√k·Δ).")] = None,
     sigma: Annotated[float | None, typer.Option(help="Standard deviation of the noise on each message.")] = None,
     phi_min: Annotated[float | None, typer.Option(help="Smallest share φ̂_min in Theorem 1; default 1/k.")] = None,
+    recommend: Annotated[
+        bool, typer.Option("--recommend", help="Recommend batch and rounds for --samples and --target-epsilon.")
+    ] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="--recommend: the model has several layers of weights.")] = False,
+    gradients: Annotated[
+        float | None, typer.Option(help="--recommend: per-record gradients that an agent can compute; default: enough.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Plan noise and privacy of a run. Give one of --target-epsilon, --noise-multiplier and --sigma."""
@@ -67,6 +76,14 @@ def command(
 
     from pdsl.privacy.planning import plan
 
+    if recommend:
+        advice = _recommend(samples, target_epsilon, delta, graph, agents, k, deep, gradients)
+        if as_json:
+            print(json.dumps(asdict(advice) | {"assignments": advice.assignments()}))
+        else:
+            Console().print(_advice_table(advice), highlight=False)
+            print(shlex.join(["pdsl", "run", *(word for text in advice.assignments() for word in ("--set", text))]))
+        return
     found = plan(
         rounds=rounds,
         graph=graph,
@@ -88,6 +105,51 @@ def command(
         print(json.dumps(finite_only(asdict(found))))
     else:
         Console().print(table(found), highlight=False)
+
+
+def _recommend(
+    samples: int | None,
+    target_epsilon: float | None,
+    delta: float,
+    graph: str | None,
+    agents: int | None,
+    k: int | None,
+    deep: bool,
+    gradients: float | None,
+) -> "Recommendation":
+    from pdsl.privacy.recommendation import recommend
+    from pdsl.settings import GraphSettings
+    from pdsl.topology import build
+    from pdsl.utils.errors import PdslError
+    from pdsl.utils.random import Streams
+
+    if samples is None or target_epsilon is None:
+        raise PdslError("privacy --recommend: records and ε are missing; try --samples 6000 --target-epsilon 4")
+    if (graph is None) != (agents is None):
+        raise PdslError("privacy --recommend: --graph and --agents belong together; give both, or --k")
+    members = 1 if k is None else k
+    if graph is not None:
+        members = build(GraphSettings.build("graph", {"kind": graph, "agents": agents}), Streams(0)).max_members
+    return recommend(
+        records=samples, target_epsilon=target_epsilon, delta=delta, members=members, deep=deep, gradients=gradients
+    )
+
+
+def _advice_table(advice: "Recommendation") -> "Table":
+    from rich.table import Table
+
+    c = advice.chosen
+    title = f"recommended for total ε = {advice.target_epsilon:g}: {c.rounds} rounds, batches of {c.batch:,}"
+    rows = Table("", "batch", "sampling rate q", "z", "noise z/(q√T)", title=title, title_justify="left")
+    for choice in sorted((c, *advice.others), key=lambda choice: choice.rate):
+        mark = "recommended" if choice is c else ""
+        z, noise = f"{choice.noise_multiplier:.3g}", f"{choice.noise:.3g}"
+        rows.add_row(mark, f"{choice.batch:,}", f"{choice.rate:.3g}", z, noise)
+    rows.caption = (
+        f"An agent computes {advice.gradients:,.0f} per-record gradients. Clipping norm {advice.max_grad_norm:g},"
+        f" learning rate {advice.learning_rate}, momentum {advice.momentum:g}."
+    )
+    return rows
 
 
 def finite_only(value: Any) -> Any:

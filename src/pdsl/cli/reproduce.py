@@ -1,12 +1,15 @@
 """`pdsl reproduce`: the paper's tables and figures."""
 
 import json
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pdsl.cli.common import INTERRUPTED, AsJson, Assignments, console, say
+from pdsl.cli.common import INTERRUPTED, AsJson, Assignments, console, say, shown_computations
+from pdsl.utils.errors import PdslError
 from pdsl.utils.files import check_folder
 
 
@@ -19,6 +22,9 @@ def reproduce(
     reading: Annotated[
         str, typer.Option(help="Meaning of ε: total, per-round, paper, or none for no noise.")
     ] = "total",
+    variant: Annotated[
+        str, typer.Option(help="features (linear models on public features) or scratch (the paper's networks).")
+    ] = "features",
     quick: Annotated[
         bool, typer.Option("--quick", help="All steps on handwritten digits, in a minute or two.")
     ] = False,
@@ -30,33 +36,46 @@ def reproduce(
     keep: Annotated[
         Path | None, typer.Option(help="Folder for the small result files; results kept there are used.")
     ] = None,
+    no_run: Annotated[
+        bool, typer.Option("--no-run", help="Show finished and kept results. Runs nothing, and needs no data.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run the paper's tables and figures, and show its numbers beside ours."""
     from pdsl.reproduce import CELLS, SweepPlan, Task, collect
     from pdsl.reproduce.archive import read
+    from pdsl.reproduce.baselines import public_alone
     from pdsl.reproduce.export import check_keep, keep_results, write_results
     from pdsl.reproduce.tables import as_dict, caption, list_failures, terminal_tables
+    from pdsl.sweep.job import compute_features
     from pdsl.sweep.progress import SweepProgress
-    from pdsl.sweep.tuning import count_jobs, parse_grid, run_tunings
+    from pdsl.sweep.tuning import count_jobs, needed_jobs, parse_grid, run_tunings
 
-    task = Task(reading, quick, rounds, tuple(parse_grid(grid)) if grid else None, tuple(assignments))
-    plan = SweepPlan.of(target, task, only, seeds or (1 if quick else 3))
+    task = Task(reading, quick, variant, rounds, tuple(parse_grid(grid)) if grid else None, tuple(assignments))
+    plan = SweepPlan.of(target, task, only, seeds or (1 if quick else 3), needs_data=not no_run)
     folder = out or Path("runs") / ("reproduce-quick" if quick else "reproduce")
     check_folder(folder, "--out")
     earlier = read(keep) if keep else {}
-    if keep:
+    if keep and not no_run:
         check_keep(plan, folder, keep, earlier)
     try:
-        progress = SweepProgress(console(stderr=True), lambda scores: count_jobs(plan.tunings))
-        run_tunings(plan.tunings, folder / CELLS, progress, processes)
+        if not no_run:
+            with shown_computations() if not as_json else nullcontext():
+                compute_features(needed_jobs(plan.tunings, {}), folder / CELLS)
+            progress = SweepProgress(console(stderr=True), lambda scores: count_jobs(plan.tunings))
+            run_tunings(plan.tunings, folder / CELLS, progress, processes)
     except KeyboardInterrupt:
         say(f"interrupted; to continue in {folder}, run the same command again")
         raise SystemExit(INTERRUPTED) from None
     found = {name: collect(name, plan, folder, earlier) for name in plan.targets}
+    if no_run and not any(results.runs for results in found.values()):
+        raise PdslError(f"no finished run in {folder}{f', and none in {keep}' if keep else ''}; leave out --no-run")
+    folders = [folder / task.folder, *([keep / task.folder] if keep else [])]
+    for name in [] if quick or assignments or rounds else [name for name in found if name.startswith("table")]:
+        found[name] = replace(found[name], public=public_alone(plan, name, folders, compute=not no_run))
     failed = list_failures(list(found.values()))
-    pages = {name: write_results(results, folder / reading) for name, results in found.items()}
-    kept = [path for results in found.values() if keep for path in keep_results(results, keep)]
+    pages = {name: write_results(results, folder / task.folder) for name, results in found.items()}
+    kept = [path for results in found.values() if keep and not no_run for path in keep_results(results, keep)]
     if as_json:
         tables = {name: as_dict(results) for name, results in found.items() if name.startswith("table")}
         print(json.dumps({"tables": tables, "pages": {name: str(page) for name, page in pages.items()}}))

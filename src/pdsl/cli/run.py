@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -10,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from pdsl.cli.common import INTERRUPTED, AsJson, Assignments, console, say
+from pdsl.cli.common import INTERRUPTED, AsJson, Assignments, console, say, shown_computations
 from pdsl.utils.errors import PdslError
 from pdsl.utils.types import JsonDict
 
@@ -52,7 +53,7 @@ def run(
 
     if resume is not None and (config is not None or out is not None):
         raise PdslError("--resume takes config and directory from the run itself; leave out CONFIG and --out")
-    with process_group() as ranks:
+    with process_group() as ranks, shown_computations() if ranks.rank == 0 and not as_json else nullcontext():
         listeners: list[RunListener] = [] if as_json else [Heading()]
         if tensorboard is not None and ranks.rank == 0:
             listeners.append(TensorBoard(tensorboard))
@@ -90,6 +91,7 @@ def _heading(e: "Experiment") -> Text:
 def _summary_table(s: "Summary") -> Table:
     table = Table(show_header=False, title=f"{s['algorithm']}, {s['agents']} agents, {s['rounds']} rounds")
     loss = "not finite" if s["loss"] is None else f"{s['loss']:.4f}"
+    from pdsl.metrics import BASELINES
     from pdsl.runs.result import headline
 
     m, values = s["metric"], cast(JsonDict, s)
@@ -99,6 +101,10 @@ def _summary_table(s: "Summary") -> Table:
     table.add_row(f"{m} of the mean model", f"{headline(s, '_of_mean'):.4f}")
     if m != "loss":
         table.add_row("loss, mean over agents", loss)
+    for name, value in s["baselines"].items():
+        table.add_row(f"{m}: {BASELINES[name]}", "not finite" if value is None else f"{value:.4f}")
+    if s["gain"]:
+        table.add_row("conclusion", s["gain"])
     table.add_row("privacy", s["privacy"])
     if s["stopped"]:
         table.add_row("stopped", s["stopped"])

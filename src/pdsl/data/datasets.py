@@ -35,11 +35,13 @@ class Data:
     owner: Tensor | None = field(default=None, repr=False)  # [n] agent of each record, if the data has them
     validation: tuple[Inputs, Tensor] | None = field(default=None, repr=False)  # a public set Q given with the data
     note: str | None = None  # a warning for the user, printed in the run's summary
+    public_size: int | None = None  # size of the public set Q, unless the settings give one
     published: int | None = None  # number of training records of a published data set; None if the number is private
     agent_names: tuple[str, ...] = ()  # in the order of agents; empty: agents have numbers
     class_names: tuple[str, ...] = ()  # in the order of classes or labels; empty: they have numbers
     features: tuple[str, ...] = ()  # names of the inputs [n, features] of a table
     scaling: Scaling | None = None  # constants by which raw inputs were scaled
+    standardised: bool = False  # inputs were scaled by mean and deviation of the public set
     schema: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # input columns with their declared categories
 
     @property
@@ -60,10 +62,16 @@ def load(
     """
     if settings.name in LOADERS:
         _check_built_in(settings)
-        return LOADERS[settings.name]()
+        return _load_once(settings.name)
     from pdsl.data.files import load_files  # here, because `files` imports Data
 
     return load_files(settings, streams, agents, task, private)
+
+
+@lru_cache(maxsize=1)
+def _load_once(name: str) -> Data:
+    """A built-in data set. Runs of a sweep in one process share its tensors, which are never changed in place."""
+    return LOADERS[name]()
 
 
 def _check_built_in(settings: DataSettings) -> None:
@@ -79,7 +87,7 @@ def _check_built_in(settings: DataSettings) -> None:
 def split_public(data: Data, size: int | None, streams: Streams) -> tuple[tuple[Inputs, Tensor], tuple[Inputs, Tensor]]:
     """Return (Q, test), disjoint. Q is given with the data, or `size` records drawn at random from the test set.
 
-    Without a size, Q is all of the given Q, or 2000 test records, or half of a test set smaller than 4000.
+    Without a size, Q is all of the given Q, or 2000 test records (digits: 100), at most half of the test set.
     """
     generator = streams.generator("validation")
     test = (data.test_x, data.test_y)
@@ -88,7 +96,7 @@ def split_public(data: Data, size: int | None, streams: Streams) -> tuple[tuple[
         chosen = _choose(len(y), len(y) if size is None else size, generator)
         return (x[chosen], y[chosen]), test
     n = len(data.test_y)
-    size = min(2000, n // 2) if size is None else size
+    size = min(data.public_size or 2000, n // 2) if size is None else size
     if not 0 < size < n:
         raise PdslError(
             f"data.validation: a public set Q of {size} records leaves no test records in a test set of {n}"
@@ -104,17 +112,16 @@ Records = tuple[Inputs, Tensor]
 def standardise(data: Data, q: Records, test: Records, settings: DataSettings) -> tuple[Data, Records, Records]:
     """Scale data, public set Q and test set by mean and deviation of Q, which costs no privacy.
 
-    This is the default for tables; `data.scale` changes it. Data that are standardised already are not changed.
+    This is the default for tables; `data.scale` changes it. Data that are standardised already are not changed, except
+    that `data.scale=public` replaces the published constants of a built-in data set.
     """
-    published = data.published is not None
-    if published and settings.scale == "public":
-        raise PdslError(f"data.scale: {data.name} is scaled by published constants already; leave it out")
-    done = published or (data.scaling is not None and bool((data.scaling.deviation != 1).any()))
-    if done or (settings.scale or ("public" if data.features else "none")) == "none":
+    scale = settings.scale or ("public" if data.features else "none")
+    if scale == "none" or data.standardised:
         return data, q, test
-    white = 1.0 if data.scaling is None else data.scaling.white
-    scaling = measure_scaling(q[0], white)
-    again = replace(scaling, white=1.0)  # bytes are divided by 255 already
+    if data.published is None and data.scaling is not None and bool((data.scaling.deviation != 1).any()):
+        return data, q, test
+    again = measure_scaling(q[0])
+    scaling = again if data.scaling is None else data.scaling.then(again)
 
     def scaled(x: Inputs) -> Inputs:
         if not isinstance(x, Tensor):
@@ -122,7 +129,9 @@ def standardise(data: Data, q: Records, test: Records, settings: DataSettings) -
         return again.apply(x)
 
     given = None if data.validation is None else (scaled(data.validation[0]), data.validation[1])
-    data = replace(data, x=scaled(data.x), test_x=scaled(data.test_x), validation=given, scaling=scaling)
+    data = replace(
+        data, x=scaled(data.x), test_x=scaled(data.test_x), validation=given, scaling=scaling, standardised=True
+    )
     return data, (scaled(q[0]), q[1]), (scaled(test[0]), test[1])
 
 
@@ -164,7 +173,8 @@ def _load_digits() -> Data:
     scaling = _scaling(16, [0.3053], [0.3760])
     x, y = _to_floats(images.reshape(-1, 1, 8, 8), scaling), _to_labels(labels)
     size = int((~test).sum())
-    return Data("digits", x[~test], y[~test], x[test], y[test], classes=10, published=size, scaling=scaling)
+    train, held_out = (x[~test], y[~test]), (x[test], y[test])
+    return Data("digits", *train, *held_out, classes=10, published=size, scaling=scaling, public_size=100)
 
 
 def _read_digits() -> NDArray[np.int64]:  # [1797, 65]

@@ -24,6 +24,11 @@ class Scaling:
         """Scaled records [n, ...] float32 of raw records."""
         return ((x.float() / self.white) - self.mean.to(x.device)) / self.deviation.to(x.device)
 
+    def then(self, other: "Scaling") -> "Scaling":
+        """One scaling that has the effect of this one and then the other, whose inputs are this one's results."""
+        mean = self.mean + self.deviation * other.mean
+        return Scaling(mean, self.deviation * other.deviation, self.white)
+
     def as_dict(self) -> JsonDict:
         """Plain values, for setup.json; inverse of `from_dict`."""
         return {"white": self.white, "mean": self.mean.tolist(), "deviation": self.deviation.tolist()}

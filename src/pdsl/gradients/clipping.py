@@ -13,8 +13,11 @@ of the sum (`privacy.noise.ARITHMETIC`).
 """
 
 import hashlib
+import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -61,20 +64,24 @@ def clip_batch(network: Network, x: Tensor, inputs: Inputs, labels: Tensor, C: f
 def clip_per_sample(
     network: Network, x: Tensor, inputs: Inputs, labels: Tensor, C: float, divisor: float, kernel: Kernel
 ) -> Tensor:
-    """Sum of the records' gradients, each clipped to norm C, over `divisor`: [d] float64.
+    """Sum of the records' gradients, each clipped to norm C, over `divisor`, at one model x [d] or several [k, d].
+
+    The result is float64, of the shape of x. Several models share the conversions of the records.
 
     Guarantee: adding or removing one record moves the result by at most C/divisor. An empty batch gives zero. A
     record whose gradient has a non-finite entry counts as zero and takes the same operations as any other.
     """
-    total: Tensor | None = None
+    total = torch.zeros_like(x, dtype=torch.float64)
+    models, sums = x.view(-1, x.shape[-1]), total.view(-1, x.shape[-1])
     for a, b in zip(split(inputs, kernel.block), torch.split(labels, kernel.block), strict=True):
         if len(b):
-            of_block = kernel.gradients(network, x, a, b)
-            part = of_block.weighted_sum(clip_factors(of_block.squared_norms, C) / divisor)
-            total = part if total is None else total.add_(part)
+            records = kernel.pad_block(a, b)
+            for model, of_model in zip(models, sums, strict=True):
+                of_block = kernel.gradients(network, model, records)
+                of_model += of_block.weighted_sum(clip_factors(of_block.squared_norms, C) / divisor)
     if kernel is not LAYERS:
         network.check_state()
-    return torch.zeros_like(x, dtype=torch.float64) if total is None else total
+    return total
 
 
 GradientKey = tuple[int, int, int, bytes]  # round, local step, agent, digest of the model
@@ -108,17 +115,20 @@ class LocalGradients:
         keys = [(t, step, agent, digest) for agent, digest in zip(agents.tolist(), row_digests(models), strict=True)]
         first = {key: row for row, key in reversed(list(enumerate(keys)))}
 
-        def compute(row: int) -> Tensor:
-            agent = int(agents[row])
+        def compute(rows: list[int]) -> list[Tensor]:
+            """Gradients of rows of one agent; of a single row, if there are teachers."""
+            agent = int(agents[rows[0]])
             batch = self.batches.draw(agent, t, step)
             inputs, targets = self.read(agent, batch, t, step), self.labels[agent][batch]
             if teachers is not None and len(batch):
-                targets = distillation_targets(targets, self.kernel.outputs(self.network, teachers[row], inputs))
-            return self.on(x[row], inputs, targets, self.batches.divisor(agent))
+                targets = distillation_targets(targets, self.kernel.outputs(self.network, teachers[rows[0]], inputs))
+            return list(self.on(x[rows], inputs, targets, self.batches.divisor(agent)))
 
         known = {key: self.repeated[key] for key in first if key in self.repeated}
         new = [key for key in first if key not in known]
-        g = known | dict(zip(new, self.workers.map(compute, [first[key] for key in new]), strict=True))
+        groups = _group_by_agent(new, self.workers.count) if teachers is None else [[key] for key in new]
+        found = self.workers.map(compute, [[first[key] for key in group] for group in groups])
+        g = known | dict(zip(chain.from_iterable(groups), chain.from_iterable(found), strict=True))
         self.repeated.clear()
         self.repeated.update({key: g[key] for key, count in Counter(keys).items() if count > 1})
         return torch.stack([g[key] for key in keys])
@@ -127,15 +137,27 @@ class LocalGradients:
         """Inputs of a batch. Random transforms of a record have a stream of its own, so records do not mix."""
         own = self.inputs[agent]
         if not isinstance(own, AugmentedFields):
-            return own[batch]
+            return own if len(batch) == len(own) else own[batch]
         seeds = self.batches.streams.bits(purpose("augment", step), agent, t).read(len(own))
         return own.at(batch, seeds[batch.numpy()])
 
     def on(self, x: Tensor, inputs: Inputs, labels: Tensor, divisor: float) -> Tensor:
-        """Clipped gradient [d] of these records at the model x [d]."""
+        """Clipped gradients of these records at one model x [d] or several [k, d], of the shape of x."""
+        if self.clipping == "batch" and x.ndim == 2:
+            return torch.stack([self.on(model, inputs, labels, divisor) for model in x])
         if self.clipping == "batch":
             return clip_batch(self.network, x, channels_last(inputs), labels, self.C, divisor)
         return clip_per_sample(self.network, x, channels_last(inputs), labels, self.C, divisor, self.kernel)
+
+
+def _group_by_agent(keys: Sequence[GradientKey], workers: int) -> list[list[GradientKey]]:
+    """Group the keys by agent; few agents are divided, so that every worker has a group."""
+    by_agent: dict[int, list[GradientKey]] = {}
+    for key in keys:
+        by_agent.setdefault(key[2], []).append(key)
+    parts = math.ceil(workers / max(1, len(by_agent)))
+    sizes = {agent: math.ceil(len(own) / parts) for agent, own in by_agent.items()}
+    return [own[n : n + sizes[a]] for a, own in by_agent.items() for n in range(0, len(own), sizes[a])]
 
 
 def distillation_targets(labels: Tensor, teacher: Tensor) -> Tensor:

@@ -15,9 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from pdsl.utils.inputs import Inputs
 
 ROUNDING = 2.0**-53  # relative rounding error of a float64 operation
 CACHED = 2**18  # numbers of a chunk of rows
@@ -48,6 +51,13 @@ class PerRecord:
         return cls(squared_norms, weighted_sum, write)
 
 
+def norms_and_finite(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Norms [n] of vectors [n, size], and the vectors with finite numbers only; both in float64."""
+    in_float64 = vectors.double()
+    norms = torch.linalg.vector_norm(in_float64, dim=1)
+    return norms, in_float64.nan_to_num_()
+
+
 class Vectors:
     """Vectors [n, size] of the records in float64, converted once for norms and sums, and for all their uses."""
 
@@ -56,9 +66,7 @@ class Vectors:
 
     @cached_property
     def _converted(self) -> tuple[Tensor, Tensor]:
-        vectors = self.in_float32.double()
-        norms = torch.linalg.vector_norm(vectors, dim=1)
-        return norms, vectors.nan_to_num_()
+        return norms_and_finite(self.in_float32)
 
     @property
     def norms(self) -> Tensor:
@@ -68,6 +76,23 @@ class Vectors:
     def finite(self) -> Tensor:
         """Vectors with zeros and large numbers for numbers that are not finite; such a vector's norm is not finite."""
         return self._converted[1]
+
+
+class Flat(NamedTuple):
+    """Inputs of the records as vectors."""
+
+    padded: Tensor  # [n, width] with zeros up to the width of a matrix product
+    vectors: Vectors
+
+
+class Block:
+    """Records padded for a kernel. All models that the records are used with share conversions of the inputs."""
+
+    def __init__(self, inputs: Inputs, targets: Tensor, n: int):
+        self.inputs, self.targets = inputs, targets
+        self.n = n  # records without the padding
+
+        self.flat: Flat | None = None  # set for the first model that needs it
 
 
 @dataclass(frozen=True)

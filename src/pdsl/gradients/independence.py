@@ -116,13 +116,13 @@ def _wave(network: Network, frequency: float) -> Tensor:
 def _alone(network: Network, x: Tensor, records: Inputs, labels: Tensor) -> Tensor:
     """Gradient of each record, computed alone: [n, d]."""
     one = torch.ones(1, dtype=torch.float64, device=labels.device)
-    singles = zip(split(records, 1), torch.split(labels, 1), strict=True)
-    return torch.stack([RECORDS.gradients(network, x, *single).weighted_sum(one) for single in singles])
+    singles = map(RECORDS.pad_block, split(records, 1), torch.split(labels, 1))
+    return torch.stack([RECORDS.gradients(network, x, single).weighted_sum(one) for single in singles])
 
 
 def _rows(kernel: Kernel, network: Network, x: Tensor, records: Inputs, labels: Tensor) -> Tensor:
     """Gradient of each record by this kernel: [n, d]."""
-    gradients = kernel.gradients(network, x, records, labels)
+    gradients = kernel.gradients(network, x, kernel.pad_block(records, labels))
     unit_weights = torch.eye(len(records), dtype=torch.float64, device=labels.device)
     return torch.stack([gradients.weighted_sum(row) for row in unit_weights])
 

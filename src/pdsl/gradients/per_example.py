@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pdsl.gradients.formulas import PerRecord, Rows
+from pdsl.gradients.formulas import Block, PerRecord, Rows
 from pdsl.gradients.plan import plan_of
 from pdsl.gradients.tape import UnsuitableError
 from pdsl.models.network import Network, main_output
 from pdsl.utils.inputs import Inputs, call, map_inputs, split
 
-__all__ = ["LAYERS", "RECORDS", "VMAPPED", "Kernel", "PerRecord"]
+__all__ = ["LAYERS", "RECORDS", "VMAPPED", "Block", "Kernel", "PerRecord"]
 
 PAD = 16  # records; matrix products with a multiple of PAD rows usually round every row alike
 ONE_SHAPE = 64  # records; the only block size for modules whose rounding depends on the size
@@ -37,7 +37,7 @@ class Kernel:
     name: str
     block: int  # records per call; bounds memory
     pad: int  # records; blocks are padded with zeros to a multiple of this
-    run: Callable[[Network, Tensor, Inputs, Tensor], list[PerRecord]]  # (network, x [d], inputs, targets)
+    run: Callable[[Network, Tensor, Block], list[PerRecord]]  # (network, x [d], records)
     outputs: Callable[[Network, Tensor, Inputs], Tensor]  # (network, x [d], inputs), each record independently
     note: str = ""  # why the kernel is slow for this model, with the layers' names; empty if it is not
 
@@ -46,12 +46,18 @@ class Kernel:
         """Copy with a single block size, for modules whose rounding depends on the size."""
         return replace(self, name=f"{self.name}, one shape", block=ONE_SHAPE, pad=ONE_SHAPE)
 
-    def gradients(self, network: Network, x: Tensor, inputs: Inputs, targets: Tensor) -> PerRecord:
-        """Gradients of a block of records with respect to all parameters, padded as the kernel requires."""
-        n = len(inputs)
+    def pad_block(self, inputs: Inputs, targets: Tensor) -> Block:
+        """Records padded as the kernel requires."""
         padded = map_inputs(lambda tensor: pad_records(tensor, self.pad), inputs)
-        parts = self.run(network, x, padded, pad_records(targets, self.pad))
-        sizes = [x.numel()] if len(parts) == 1 else [shape.numel() for _, shape in network.shapes()]
+        return Block(padded, pad_records(targets, self.pad), len(inputs))
+
+    def gradients(self, network: Network, x: Tensor, records: Block) -> PerRecord:
+        """Gradients of a block of records with respect to all parameters x [d]."""
+        n = records.n
+        parts = self.run(network, x, records)
+        if len(parts) == 1:
+            return PerRecord(parts[0].squared_norms[:n], parts[0].weighted_sum)
+        sizes = [shape.numel() for _, shape in network.shapes()]
         squared_norms = torch.stack([part.squared_norms for part in parts]).sum(0)
 
         def weighted_sum(factors: Tensor) -> Tensor:
@@ -83,12 +89,12 @@ def pad_records(rows: Tensor, multiple: int) -> Tensor:
 # layers and vmapped
 
 
-def _by_layers(network: Network, x: Tensor, inputs: Inputs, targets: Tensor) -> list[PerRecord]:
+def _by_layers(network: Network, x: Tensor, records: Block) -> list[PerRecord]:
     """Gradients of a network of vetted layers with formulas, in one backward pass; RuntimeError for other modules."""
-    return _by_formulas(network, x, inputs, targets, one_record_at_a_time=False)
+    return _by_formulas(network, x, records, one_record_at_a_time=False)
 
 
-def _by_vmap(network: Network, x: Tensor, inputs: Inputs, targets: Tensor) -> list[PerRecord]:
+def _by_vmap(network: Network, x: Tensor, records: Block) -> list[PerRecord]:
     """Gradients of any module that torch.func can trace.
 
     A parameter without a formula gets a copy per record. Parameters that turn out to be used outside their layers, or
@@ -97,7 +103,7 @@ def _by_vmap(network: Network, x: Tensor, inputs: Inputs, targets: Tensor) -> li
     replica = network.replica()
     while True:
         try:
-            return _by_formulas(network, x, inputs, targets, one_record_at_a_time=True)
+            return _by_formulas(network, x, records, one_record_at_a_time=True)
         except UnsuitableError as e:
             ids = {id(p) for p in e.parameters}
             more = {name for name, p in replica.module.named_parameters() if id(p) in ids} - replica.copied
@@ -106,15 +112,17 @@ def _by_vmap(network: Network, x: Tensor, inputs: Inputs, targets: Tensor) -> li
             replica.copied |= more
 
 
-def _by_formulas(
-    network: Network, x: Tensor, inputs: Inputs, targets: Tensor, one_record_at_a_time: bool
-) -> list[PerRecord]:
+def _by_formulas(network: Network, x: Tensor, records: Block, one_record_at_a_time: bool) -> list[PerRecord]:
     replica = network.replica()
-    replica.load(x)
     plan = plan_of(replica, one_record_at_a_time)
-    copies = plan.copies(len(targets))
+    if plan.chain is not None:
+        of_chain = plan.chain.gradients(network.task, replica.aligned(x), records)
+        if of_chain is not None:
+            return [of_chain]
+    replica.load(x)
+    copies = plan.copies(len(records.targets))
     with plan.with_formulas() as tape:
-        losses = network.task.losses(tape.forward(network, inputs, copies), targets)
+        losses = network.task.losses(tape.forward(network, records.inputs, copies), records.targets)
         return tape.gradients(losses, copies)
 
 
@@ -132,9 +140,9 @@ def _outputs_by_vmap(network: Network, x: Tensor, inputs: Inputs) -> Tensor:
 # records
 
 
-def _by_records(network: Network, x: Tensor, inputs: Inputs, targets: Tensor) -> list[PerRecord]:
+def _by_records(network: Network, x: Tensor, records: Block) -> list[PerRecord]:
     """Gradients of any module: one backward pass per record."""
-    replica = network.replica()
+    replica, inputs, targets = network.replica(), records.inputs, records.targets
     rows = []
     for n in range(len(targets)):
         loss = network.losses(replica.load(x), inputs[n : n + 1], targets[n : n + 1]).sum()

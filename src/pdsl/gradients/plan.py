@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from pdsl.gradients.chain import Chain, chain_of
 from pdsl.gradients.layers import Forward, forward_of, pool_first
 from pdsl.gradients.tape import Tape
 from pdsl.gradients.vetted import is_vetted
@@ -19,6 +20,7 @@ class Plan:
     tape: Tape
     forwards: list[tuple[nn.Module, Forward]]
     copied: dict[str, nn.Parameter]  # parameters without a formula, by name
+    chain: Chain | None = None  # the module as a chain of layers, which needs no tape
 
     @contextmanager
     def with_formulas(self) -> Iterator[Tape]:
@@ -66,7 +68,7 @@ def _make(replica: Replica, one_record_at_a_time: bool) -> Plan:
     if not one_record_at_a_time:
         sequences = [layer for layer in module.modules() if type(layer) is nn.Sequential]
         forwards += [(layer, pool_first(layer)) for layer in sequences]
-    return Plan(tape, forwards, copied)
+    return Plan(tape, forwards, copied, None if one_record_at_a_time else chain_of(replica))
 
 
 def _copied(tape: Tape, replica: Replica) -> dict[str, nn.Parameter]:

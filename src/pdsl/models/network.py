@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from pdsl.models.zoo import MIXES_RECORDS, AlignedLinear
-from pdsl.tasks import MultiClass, Task, check_loss
+from pdsl.tasks import Loss, MultiClass, Task
 from pdsl.utils.errors import PdslError
 from pdsl.utils.inputs import Inputs, call, channels_last, describe_shape, tensors_of
 
 CLASSIFICATION = MultiClass()
 TRIED = 8  # public records on which model and loss are tried
+BYTES = 64  # alignment of memory
 EVALUATION_BLOCK = 250  # records per forward pass: few calls from Python, and little memory
 
 
@@ -43,6 +44,12 @@ class Replica:
         """Set the parameters to x [d] and return the module."""
         self.flat.copy_(x)
         return self.module
+
+    def aligned(self, x: Tensor) -> Tensor:
+        """x [d], or a copy unless its memory is aligned like the parameters', because rounding may depend on that."""
+        if x.dtype == self.flat.dtype and x.is_contiguous() and x.data_ptr() % BYTES == self.flat.data_ptr() % BYTES:
+            return x
+        return self.flat.copy_(x)
 
 
 def _fingerprint_state(module: nn.Module) -> dict[str, object]:
@@ -249,3 +256,21 @@ class Network:
     def shapes(self) -> Iterator[tuple[str, torch.Size]]:
         """Names and shapes of the trained parameters, in the order of the flat vector."""
         return ((name, p.shape) for name, p in self.module.named_parameters() if p.requires_grad)
+
+
+def check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
+    """Raise PdslError unless a loss has one number per record, which depends on that record only."""
+    shapes = f"outputs {list(outputs.shape)}, targets {list(targets.shape)}"
+    try:
+        together = loss(outputs, targets)
+    except Exception as e:  # a user's function may raise anything
+        raise PdslError(f"loss: {e} ({shapes}); for one output take outputs[:, 0], and targets.float() for BCE") from e
+    if not isinstance(together, Tensor) or together.shape != targets.shape[:1]:
+        shape = list(together.shape) if isinstance(together, Tensor) else type(together).__name__
+        raise PdslError(
+            f"loss: it returned {shape} for {len(targets)} records ({shapes}); return one number per record, for"
+            " example with reduction='none'"
+        )
+    apart = torch.cat([loss(outputs[n : n + 1], targets[n : n + 1]) for n in range(len(targets))])
+    if not torch.allclose(together, apart, rtol=1e-3, atol=1e-6, equal_nan=True):
+        raise PdslError("loss: a record's loss depends on the other records of the batch; use one record only")

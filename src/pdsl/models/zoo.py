@@ -178,6 +178,13 @@ def softmax(shape: torch.Size, classes: int, s: ModelSettings) -> nn.Module:
     return nn.Sequential(Flatten(), _classifier(shape.numel(), classes))
 
 
+def linear(shape: torch.Size, classes: int, s: ModelSettings) -> nn.Module:
+    """Softmax regression without bias, for features of norm 1: a bias would have by far the largest gradient."""
+    layer = nn.Linear(shape.numel(), classes, bias=False)
+    nn.init.zeros_(layer.weight)
+    return nn.Sequential(Flatten(), layer)
+
+
 def mlp(shape: torch.Size, classes: int, s: ModelSettings) -> nn.Module:
     """One hidden layer."""
     hidden = s.hidden or 64
@@ -191,6 +198,7 @@ MODELS: dict[str, Callable[[torch.Size, int, ModelSettings], nn.Module]] = {
     "cifar10-cnn": cifar10_cnn,
     "digits-cnn": digits_cnn,
     "softmax": softmax,
+    "linear": linear,
     "mlp": mlp,
 }
 DEFAULT_MODEL = {"digits": "softmax", "mnist": "mnist-cnn", "fashion-mnist": "mnist-cnn", "cifar10": "cifar10-cnn"}

@@ -52,7 +52,7 @@ def run_demo(
         join(member, plan)
     on_step("join: each peer checked the plan and pinned the certificates of its two neighbours; training starts")
     summaries = _run_peers([member.folder for member in members], on_status)
-    kept = ("name", "accuracy", "epsilon", "delta", "rounds", "rounds_run", "bytes", "privacy", "run")
+    kept = ("name", "accuracy", "epsilon", "delta", "rounds", "rounds_run", "bytes", "privacy", "gain", "run")
     return {
         "peers": [{key: summary[key] for key in kept} for summary in summaries],
         "plan": plan.hash,

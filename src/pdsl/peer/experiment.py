@@ -21,7 +21,7 @@ from pdsl.peer.identity import DATA, PUBLIC, Identity
 from pdsl.peer.plan import TaskDescription, TrainingPlan, validate_section
 from pdsl.privacy import Mechanism, epsilon, mechanisms
 from pdsl.topology import Graph
-from pdsl.training.experiment import Experiment, given_settings, make_seal
+from pdsl.training.experiment import Experiment, given_settings, make_seal, use_features, use_start
 from pdsl.training.learning_rate import resolve_learning_rate
 from pdsl.utils.errors import PdslError
 from pdsl.utils.format import format_epsilon
@@ -37,6 +37,7 @@ def describe_task(path: Path, records: float, classes: int | None) -> TaskDescri
         "records": records,
         "shape": _shape(test),
         **_describe_targets(test.y, validation.y, classes),
+        "public_records": len(validation.y),
         "public": file_sha256(path),
     }
     task = validate_section(TaskDescription, "task", values, "the plan's task")
@@ -80,7 +81,7 @@ def file_sha256(path: Path) -> str:
 
 def build_network(plan: TrainingPlan, public: Tensor | None = None) -> Network:
     """Build the agreed model with its agreed initial parameters. `public`: targets of the public set, for the loss."""
-    config, inputs, task = plan.config, torch.zeros(2, *plan.task.shape), plan.build_task(public)
+    config, inputs, task = plan.config, torch.zeros(2, *plan.input_shape), plan.build_task(public)
     module = build_model(config.model, "npz", inputs, task.outputs, Streams(config.seed))
     network = Network(module, config.engine.device, task)
     network.check(inputs, torch.zeros(2, *plan.task.target_shape, dtype=torch.int64))
@@ -147,13 +148,15 @@ def build_experiment(
     parts = [torch.arange(len(records.y)) if i == me else none for i in range(graph.agents)]
     q, held_out = (validation.x, validation.y), (test.x, test.y)
     data = Data("private data", records.x, records.y, *held_out, plan.task.classes, None, q)
+    knowledge, _, data, q, held_out = use_features(config, data, q, held_out, None)
+    network, knowledge, q = use_start(config, network, q, knowledge)
     planned = agreed_mechanisms(plan)
     given = given_settings(config)
-    config = resolve_learning_rate(config, graph, network, (validation.x, validation.y), planned)
+    config = resolve_learning_rate(config, graph, network, q, planned)
     agreed = [mechanism if i == me else m for i, m in enumerate(planned)]
     secret = SecretStreams(config.seed, key)
     rates = config.algorithm.learning_rates(config.rounds)
-    tensors = (records.x, records.y, *q)
+    tensors = (data.x, data.y, *q)
     seal = make_seal(config, secret, graph, network, agreed, rates, tensors, f"{plan.hash}/{me}/{generation}")
     streams = secret.bind(seal.context)
     return Experiment(
@@ -172,5 +175,6 @@ def build_experiment(
         labels=label_counts(parts, data.y, data.classes),
         attackers={},
         seal=seal,
+        public=knowledge,
         given=given,
     )

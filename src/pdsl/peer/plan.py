@@ -24,14 +24,16 @@ from pdsl.algorithms.schedule import AUTO
 from pdsl.config import Config, load, validate
 from pdsl.models.zoo import DEFAULT_MODEL, MODELS
 from pdsl.peer.identity import PeerInfo, parse_toml, read_toml
-from pdsl.settings import AttackSettings, Section
+from pdsl.public.features import BUILT_IN, count_features
+from pdsl.section import Section
+from pdsl.settings import AttackSettings
 from pdsl.tasks import Task, build_task
 from pdsl.topology import Graph
 from pdsl.utils.errors import PdslError
 from pdsl.utils.random import Streams
 from pdsl.utils.types import JsonDict
 
-FORMAT = 6
+FORMAT = 7
 MAX_MEMBERS = 1000
 MAX_RECORD_SIZE = 10**8  # numbers in a record
 LOCAL = ("data", "partition", "engine")  # sections that each organisation sets for itself
@@ -45,6 +47,7 @@ class TaskDescription(Section):
     targets: Literal["classes", "labels", "numbers"] = Field("classes", description="what is predicted")
     classes: int = Field(ge=0, le=1_000_000, description="number of classes or labels; 0 for numbers")
     target_shape: tuple[PositiveInt, ...] = Field((), max_length=1, description="shape of a record's target")
+    public_records: int = Field(ge=1, description="records of the public set Q")
     public: str = Field(pattern="^[0-9a-f]{64}$", description="SHA-256 of public.npz: Q and the test set")
 
 
@@ -100,6 +103,12 @@ class TrainingPlan:
             public = torch.zeros(2, *self.task.target_shape, dtype=dtype)
         settings, kinds = self.config.task, KINDS[self.task.targets]
         return build_task(settings, kinds[0] if settings.kind == "auto" else settings.kind, self.task.classes, public)
+
+    @property
+    def input_shape(self) -> torch.Size:
+        """Shape of the model's input for a record: of its features, if the plan has a feature map."""
+        shape, public = torch.Size(self.task.shape), self.config.public
+        return torch.Size([count_features(public, shape, self.task.public_records)]) if public.has_features else shape
 
     def agent(self, name: str) -> int:
         """Index of the agent of an organisation."""
@@ -171,7 +180,8 @@ def compose(
     given = load(config, [*assignments, f"graph.agents={len(cards)}", "privacy.randomness=system"])
     own = {section: Config.model_fields[section].get_default() for section in LOCAL}
     if given.model.name == "auto":
-        own["model"] = given.model.model_copy(update={"name": DEFAULT_MODEL.get(given.data.name, "mlp")})
+        name = "linear" if given.public.has_features else DEFAULT_MODEL.get(given.data.name, "mlp")
+        own["model"] = given.model.model_copy(update={"name": name})
     return TrainingPlan(given.model_copy(update=own), task, timeouts, tuple(cards))
 
 
@@ -203,6 +213,10 @@ def _check(plan: TrainingPlan) -> None:
         raise PdslError(
             f"plan: graph.kind={config.graph.kind} changes from round to round, and peers keep their neighbours;"
             " choose ring, full, exponential or similar"
+        )
+    if config.public.has_features and config.public.features not in BUILT_IN:
+        raise PdslError(
+            f"plan: public.features={config.public.features!r:.60} would run code; choose none, {' or '.join(BUILT_IN)}"
         )
     if config.model.name not in MODELS:
         raise PdslError(f"plan: model.name={config.model.name!r:.60} is not built in; choose {', '.join(MODELS)}")

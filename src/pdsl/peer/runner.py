@@ -29,9 +29,10 @@ from pdsl.privacy import Release
 from pdsl.privacy.statement import statement
 from pdsl.report import write_report
 from pdsl.runs.checkpoints import Checkpoint
-from pdsl.runs.directory import RunDirectory
+from pdsl.runs.directory import FEATURES, RunDirectory
 from pdsl.runs.model_file import pack_model
 from pdsl.settings import EngineSettings
+from pdsl.training.baselines import compute_baselines, describe_gain
 from pdsl.training.evaluation import evaluate, final_evaluation, finite
 from pdsl.training.experiment import check_device
 from pdsl.training.records import RoundRecord
@@ -344,7 +345,11 @@ class _PeerRun:
             raise PdslError("no round was run: the budget or the neighbours did not allow one")
         evaluation = final_evaluation(self.e, p.state.x)
         self.directory.write("model.safetensors", pack_model(self.e, self.e.network.to_module(p.state.x[0])))
+        if (features := self.e.public.features) is not None and features.path is not None:
+            self.directory.link(FEATURES, features.path)
         run = [row for row in p.rows if "absent" not in row]
+        baselines = compute_baselines(self.e)  # of the public set alone, because the noise is secret
+        gain = describe_gain(evaluation.score, baselines, evaluation.metric, self.e.task.higher_is_better)
         summary = {
             "name": self.own.card.name,
             "agent": self.me,
@@ -364,11 +369,15 @@ class _PeerRun:
             "epsilon": finite(p.ledger.epsilon),
             "delta": p.ledger.delta,
             "budget": p.ledger.budget,
-            "privacy": statement(self.plan.config.privacy, p.ledger.to_run_ledger(), [p.ledger.mechanism]),
+            "privacy": statement(
+                self.plan.config.privacy, p.ledger.to_run_ledger(), [p.ledger.mechanism], self.e.public.uses
+            ),
             "sigma": max(p.ledger.mechanism.sigmas),
             "messages": sum(row["messages"] for row in run),
             "bytes": sum(row["bytes"] for row in run),
             "model_sha256": evaluation.digests[0],
+            "baselines": baselines,
+            "gain": gain,
             "notes": [],
             "run": str(self.directory.path),
         }

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from rich.table import Table
 
 from pdsl.peer.identity import RUN
-from pdsl.settings import Section
+from pdsl.section import Section
 from pdsl.utils.errors import PdslError
 from pdsl.utils.format import format_epsilon
 

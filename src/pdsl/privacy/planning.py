@@ -17,7 +17,8 @@ from pdsl.privacy.accounting import (
 )
 from pdsl.privacy.calibration import theorem1_sigma
 from pdsl.privacy.noise import sensitivity
-from pdsl.settings import BatchSettings, GraphSettings, PrivacySettings, Section
+from pdsl.section import Section
+from pdsl.settings import BatchSettings, GraphSettings, PrivacySettings
 from pdsl.topology import Graph, build
 from pdsl.utils.errors import PdslError
 from pdsl.utils.random import Streams

@@ -23,10 +23,10 @@ from torch import nn
 
 from pdsl.privacy.accounting import Mechanism
 from pdsl.privacy.ledger import Ledger
-from pdsl.settings import flat
+from pdsl.section import flat
 from pdsl.topology import Graph, Schedule
 from pdsl.utils.errors import PdslError
-from pdsl.utils.inputs import Inputs, tensors_of
+from pdsl.utils.inputs import tensors_digest
 
 Code = type | Callable[..., object]
 DIGESTS, SEAL = "tied_to", "seal"  # fields of ledger.json
@@ -98,15 +98,6 @@ def settings_digest(settings: Mapping[str, Any], excluded: Sequence[str]) -> str
     """Digest of nested settings without those `excluded`, named as section.name or name."""
     included = {name: value for name, value in flat(settings).items() if name not in excluded}
     return hashlib.sha256(json.dumps(included, sort_keys=True).encode()).hexdigest()
-
-
-def tensors_digest(tensors: Iterable[Inputs]) -> str:
-    """Digest of values, shapes and order."""
-    digest = hashlib.sha256()
-    for tensor in (tensor for inputs in tensors for tensor in tensors_of(inputs)):
-        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().data)
-    return digest.hexdigest()
 
 
 def graph_digest(graph: Graph) -> str:

@@ -1,6 +1,7 @@
 """Privacy statement in words: the total ε first, with everything it depends on."""
 
 import math
+from collections.abc import Sequence
 
 from pdsl.privacy.accounting import Mechanism
 from pdsl.privacy.ledger import Ledger
@@ -10,8 +11,13 @@ from pdsl.utils.format import format_epsilon
 SEEDED = "not private: seeded noise, for simulation only"
 
 
-def statement(settings: PrivacySettings, ledger: Ledger | None, mechanisms: list[Mechanism] | None) -> str:
-    """Privacy guarantee of a run in one to three sentences."""
+def statement(
+    settings: PrivacySettings,
+    ledger: Ledger | None,
+    mechanisms: list[Mechanism] | None,
+    public_uses: Sequence[str] = (),
+) -> str:
+    """Privacy guarantee of a run in one to three sentences. `public_uses`: purposes of the public set."""
     if ledger is None or mechanisms is None:
         return "none: messages have no noise, and no ε holds"
     worst = max(ledger.epsilon_per_agent)
@@ -31,6 +37,8 @@ def statement(settings: PrivacySettings, ledger: Ledger | None, mechanisms: list
         text += f"; each round alone spends at most ε = {settings.epsilon_per_round:g}"
     elif settings.epsilon_per_round is not None:
         text += f"; σ is from Theorem 1 with ε = {settings.epsilon_per_round:g} per round, which is not claimed here"
+    if public_uses:
+        text += f"; uses the public set, which is not protected, for {', '.join(public_uses)}"
     if settings.randomness == "seeded":
         text += f"; {SEEDED}"
     return text

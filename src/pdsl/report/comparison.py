@@ -9,7 +9,7 @@ from pdsl.report.figures import EPSILON, NOT_PRIVATE, Figure
 from pdsl.report.line_chart import Scale, line_chart
 from pdsl.report.run_data import Run
 from pdsl.report.tables import Runs, comparison_table
-from pdsl.settings import flat
+from pdsl.section import flat
 
 DISTANCE = "Average distance between an agent's model and the mean model."
 MAX_LINES = 12  # runs drawn in a figure; more names would not fit

@@ -5,12 +5,13 @@ from pathlib import Path
 
 from pdsl.algorithms import ALGORITHMS, PDSL
 from pdsl.config import describe
+from pdsl.metrics import BASELINES
 from pdsl.report.document import LiveStatus, render, write_file
 from pdsl.report.figures import NOT_PRIVATE, Figure, contribution_figures, learning_figures, privacy_figures
 from pdsl.report.metric import Metric
 from pdsl.report.run_data import Run, read_run
 from pdsl.report.run_schema import Summary
-from pdsl.settings import flat
+from pdsl.section import flat
 from pdsl.utils.files import PRIVATE
 from pdsl.utils.format import MISSING, duration, format_epsilon, name_data, percent, plain, size
 
@@ -53,6 +54,9 @@ def render_report(run: Run, live: LiveStatus | None = None) -> str:
         learning_left=learning_left,
         learning_right=learning_right,
         measured=_measured(run),
+        baselines=_baselines(run),
+        baseline_metric=run.metric.title,
+        gain=run.summary.gain if run.summary else "",
         recalls=_recalls(run),
         privacy=privacy_figures(run),
         finished=run.summary is not None,
@@ -123,6 +127,13 @@ def _measured(run: Run) -> dict[str, str]:
     """All metrics of the mean model by label."""
     values = run.summary.model_metrics if run.summary else {}
     return {(metric := Metric.of(name)).label: metric.form(value) for name, value in values.items()}
+
+
+def _baselines(run: Run) -> dict[str, str]:
+    """The headline metric of the mean model and of each baseline, by label."""
+    values = run.summary.baselines if run.summary else {}
+    found = {BASELINES[name]: run.metric.form(value) for name, value in values.items()}
+    return {"this run, mean model": run.metric.form(run.headline("_of_mean")), **found} if found else {}
 
 
 def _recalls(run: Run) -> dict[str, str]:

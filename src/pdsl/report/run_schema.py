@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isfinite
 
+from pdsl.metrics import BASELINES
 from pdsl.report.metric import Metric
 from pdsl.report.names import AgentNames, ClassNames
 from pdsl.utils.types import JsonDict
@@ -90,6 +91,8 @@ class Summary:
     recall: list[float | None]  # of the mean model, by class or label
     confusion: list[list[int]]  # of the mean model: rows are true classes, columns predicted ones; or []
     residuals: Residuals | None
+    baselines: Metrics = field(default_factory=dict)  # headline metric by name, see BASELINES
+    gain: str = ""  # what collaboration was worth
 
 
 def _json(text: str) -> Fields:
@@ -234,7 +237,15 @@ def parse_summary(text: str, setup: Setup) -> Summary:
         recall=_recall(given.get("recall"), setup.class_names),
         confusion=_confusion(summary.get("confusion") or given.get("confusion"), setup.class_names),
         residuals=_residuals(summary.get("residuals") or given.get("residuals")),
+        baselines=_baselines(summary.get("baselines") or {}, task),
+        gain=str(summary.get("gain") or ""),
     )
+
+
+def _baselines(given: object, task: Task) -> Metrics:
+    if not isinstance(given, dict) or not given.keys() <= BASELINES.keys():
+        raise ValueError(f"baselines are not among {', '.join(BASELINES)}")
+    return _checked(given, dict.fromkeys(given, task.metric))
 
 
 def _recall(given: object, classes: ClassNames) -> list[float | None]:

@@ -11,13 +11,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pdsl.algorithms.schedule import AUTO
 from pdsl.config import Config, load
 from pdsl.reproduce.paper import AGENTS, EPSILONS, FIGURES, GRAPHS, METHODS, TABLES, Setting, settings_of
 from pdsl.sweep.job import Job, check_data
-from pdsl.sweep.tuning import Tuning
+from pdsl.sweep.tuning import Tuning, show_rate
 from pdsl.utils.errors import PdslError
 from pdsl.utils.types import JsonDict
 
+VARIANTS = {
+    "features": "a linear model on features of the public set, started from its labels",
+    "scratch": "the paper's network, untrained",
+}
 READINGS = {
     "total": "one total ε for the whole run, computed from the messages sent",
     "per-round": "the paper's ε for each round by itself, computed from the messages sent",
@@ -51,6 +56,7 @@ class Task:
 
     reading: str = "total"
     quick: bool = False
+    variant: str = "features"
     rounds: int | None = None  # overrides tasks.toml
     rates: tuple[float, ...] | None = None  # overrides tasks.toml
     assignments: tuple[str, ...] = ()  # settings changed in every cell, as key=value
@@ -87,7 +93,7 @@ class Task:
             {
                 "seed": seed,
                 "graph": {"kind": setting.graph, "agents": setting.agents},
-                "algorithm": {"name": setting.method, "learning_rate": learning_rate},
+                "algorithm": {"name": setting.method, "learning_rate": learning_rate or AUTO},
                 "engine": {"workers": 1},  # jobs run in parallel, one core each
             },
             {} if self.rounds is None else {"rounds": self.rounds},
@@ -96,8 +102,13 @@ class Task:
         return values
 
     def _of(self, table: str) -> JsonDict:
-        found: JsonDict = _tasks()["quick" if self.quick else table]
+        found: JsonDict = _tasks()["quick"] if self.quick else _tasks()[table][self.variant]
         return found
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the results, below that of all results."""
+        return Path(self.reading) if self.quick else Path(self.variant) / self.reading
 
     def _privacy(self, setting: Setting) -> JsonDict:
         epsilon = self.epsilon(setting)
@@ -133,7 +144,7 @@ def job_of(task: Task, setting: Setting, learning_rate: float, seed: int) -> Job
     epsilon = task.epsilon(setting)
     reading = task.reading if epsilon is None else f"{task.reading}{epsilon:g}"
     where = f"{config.data.name}-{setting.graph}{setting.agents}-{reading}"
-    return Job(f"{where}-{setting.method}-rate{learning_rate:g}-seed{seed}-{key}", config)
+    return Job(f"{where}-{setting.method}-rate{show_rate(learning_rate)}-seed{seed}-{key}", config)
 
 
 @dataclass(frozen=True)
@@ -147,10 +158,12 @@ class SweepPlan:
     command: str
 
     @classmethod
-    def of(cls, target: str, task: Task, only: str | None, seeds: int) -> "SweepPlan":
-        """The plan of a command; invalid options are refused now."""
+    def of(cls, target: str, task: Task, only: str | None, seeds: int, needs_data: bool = True) -> "SweepPlan":
+        """The plan of a command; invalid options and, if it `needs_data`, missing data sets are refused now."""
         if target != "all" and target not in TARGETS:
             raise PdslError(f"no table or figure '{target}'; choose one of {', '.join(TARGETS)}, all")
+        if task.variant not in VARIANTS:
+            raise PdslError(f"--variant {task.variant}: choose one of {', '.join(VARIANTS)}")
         if task.reading not in READINGS:
             raise PdslError(f"--reading {task.reading}: choose one of {', '.join(READINGS)}")
         if task.rates is not None and (not task.rates or min(task.rates) <= 0):
@@ -160,7 +173,8 @@ class SweepPlan:
         targets = TARGETS if target == "all" else (target,)
         found = dict.fromkeys(s for name in targets for s in settings_of(name))
         asked = _filter(found, only, task)
-        check_data({task.config(s, task.rates_of(s.table)[0], 0).data.name for s in asked})
+        if needs_data:
+            check_data({task.config(s, task.rates_of(s.table)[0], 0).data.name for s in asked})
         return cls(task, targets, tuple(asked), tuple(range(seeds)), _command(target, task, only, seeds))
 
     def tuning(self, setting: Setting) -> Tuning:
@@ -187,6 +201,7 @@ def _check_assignment(assignment: str) -> None:
 
 def _command(target: str, task: Task, only: str | None, seeds: int) -> str:
     words = ["pdsl", "reproduce", target, *(["--quick"] if task.quick else []), "--reading", task.reading]
+    words += [] if task.quick or task.variant == Task().variant else ["--variant", task.variant]
     words += ["--seeds", f"{seeds}", *(["--only", only] if only else [])]
     words += [] if task.rounds is None else ["--rounds", f"{task.rounds}"]
     words += [] if task.rates is None else ["--grid", ",".join(f"{rate:g}" for rate in task.rates)]

@@ -34,7 +34,7 @@ def write_results(results: Results, folder: Path) -> Path:
 
 def keep_results(results: Results, folder: Path) -> list[Path]:
     """Write the small files: a table without its report, the loss curves as CSV, and the kept cells."""
-    place = folder / results.plan.task.reading
+    place = folder / results.plan.task.folder
     name = results.target
     _check_no_loss(name, place, results.runs)
     _make_folder(place)
@@ -54,10 +54,10 @@ def check_keep(plan: SweepPlan, out: Path, folder: Path, earlier: Mapping[str, K
     task = plan.task
     for name in plan.targets:
         runs = kept_runs(name, plan, earlier)
-        if task == Task(task.reading):
+        if task == Task(task.reading, variant=task.variant):
             asked = {(setting, seed) for setting in plan.asked for seed in plan.seeds}
             runs |= asked | collect(name, plan, out, earlier).runs
-        _check_no_loss(name, folder / task.reading, runs)
+        _check_no_loss(name, folder / task.folder, runs)
 
 
 def _check_no_loss(name: str, place: Path, runs: Set[tuple[Setting, int]]) -> None:

@@ -5,10 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 
+from pdsl.algorithms.schedule import AUTO
 from pdsl.reproduce.archive import KeptCell, digest, matching_scores
 from pdsl.reproduce.cells import SweepPlan
 from pdsl.reproduce.paper import METHODS, TITLES, Setting, accuracies, settings_of
 from pdsl.sweep.job import Curve, Job, Score, load_failure, load_score, read_curve
+from pdsl.sweep.significance import PairedDifference, paired_difference
+from pdsl.sweep.tuning import show_rate
 from pdsl.utils.types import JsonDict
 
 CELLS = "cells"  # folder of the runs, in --out
@@ -34,6 +37,11 @@ class Entry:
     def ours(self) -> float | None:
         """Test accuracy, mean over the agents' models and over seeds; None without runs."""
         return fmean(score.accuracy for score in self.scores) if self.scores else None
+
+    @property
+    def accuracies(self) -> tuple[float, ...]:
+        """Test accuracy of each seed."""
+        return tuple(score.accuracy for score in self.scores)
 
     @property
     def deviation(self) -> float | None:
@@ -64,7 +72,7 @@ class Entry:
             "accuracies_of_mean_model": [round5(score.accuracy_of_mean) for score in self.scores],
             "losses": [round5(score.loss) for score in self.scores],
             "seeds": list(self.seeds),
-            "learning_rate": self.learning_rate,
+            "learning_rate": None if self.learning_rate is None else self.learning_rate or AUTO,
             "total_epsilon": self.epsilon,
             "failed": list(self.failed),
         }
@@ -80,8 +88,13 @@ class Trials:
     chosen: float | None
 
     def as_dict(self) -> JsonDict:
-        tried = {f"{rate:g}": round5(value) for rate, value in self.on_public.items()}
-        return {"method": self.method, "graph": self.graph, "on_public": tried, "chosen": self.chosen}
+        tried = {show_rate(rate): round5(value) for rate, value in self.on_public.items()}
+        return {
+            "method": self.method,
+            "graph": self.graph,
+            "on_public": tried,
+            "chosen": None if self.chosen is None else self.chosen or AUTO,
+        }
 
 
 @dataclass(frozen=True)
@@ -95,6 +108,7 @@ class Results:
     noise_off: Mapping[Setting, Entry]  # runs without noise of the same settings, if any
     folder: Path
     kept: Mapping[str, KeptCell]  # from earlier commands
+    public: float | None = None  # accuracy of the public set alone
 
     @property
     def title(self) -> str:
@@ -115,6 +129,21 @@ class Results:
         rivals = (self.entries[replace(setting, method=method)].ours or 0.0 for method in METHODS)
         return self.comparable(setting) and self.entries[setting].ours == max(rivals)
 
+    def leads(self, setting: Setting) -> dict[str, PairedDifference]:
+        """Paired difference to each other method with this graph, M and ε, over the common seeds."""
+        ours, found = self.entries[setting], dict[str, PairedDifference]()
+        for method in METHODS:
+            theirs = self.entries[replace(setting, method=method)]
+            if method != setting.method and self.comparable(setting):
+                difference = paired_difference(ours.accuracies, theirs.accuracies)
+                found |= {method: difference} if difference is not None else {}
+        return found
+
+    def decided(self, setting: Setting) -> bool:
+        """Whether this method is first, and the 95 % intervals of all its leads exclude zero."""
+        leads = self.leads(setting)
+        return self.first(setting) and len(leads) == len(METHODS) - 1 and all(d.low > 0 for d in leads.values())
+
     def verdict(self) -> str:
         """Number of cells in which PDSL is first, and in which it reaches the paper's number."""
         done = [e for e in self.entries.values() if e.setting.method == "pdsl" and e.ours is not None]
@@ -125,7 +154,11 @@ class Results:
         text = f"{ended} of {len(self.entries)} cells have runs."
         if done:
             text += f" PDSL is at or above the paper's number in {above} of {len(done)} cells"
-            text += f", and first of the five in {first} of {len(whole)}." if whole else "."
+            text += f", and first of the five in {first} of {len(whole)}" if whole else ""
+            text += f" (decided over seeds in {sum(self.decided(e.setting) for e in whole)})." if whole else "."
+        if done and self.public is not None:
+            above = sum((e.ours or 0.0) > self.public for e in done)
+            text += f" The public set alone has {self.public:.3f}; PDSL is above it in {above} of {len(done)} cells."
         return text
 
     @property

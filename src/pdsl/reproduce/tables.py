@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from pdsl.reproduce.cells import READINGS
+from pdsl.reproduce.cells import READINGS, VARIANTS
 from pdsl.reproduce.paper import AGENTS, EPSILONS, GRAPHS, METHODS, Setting
 from pdsl.reproduce.results import Entry, Results, round5
+from pdsl.sweep.tuning import AUTO_RATE, show_rate
 from pdsl.utils.errors import PdslError
 from pdsl.utils.format import format_epsilon, signed
 from pdsl.utils.types import JsonDict
@@ -22,6 +23,8 @@ from pdsl.utils.types import JsonDict
 GRAPH_NAMES = {"full": "Fully-connected", "bipartite": "Bipartite", "ring": "Ring"}
 OFF = "noise off"
 MISSING = "—"
+MIN_SEEDS = 5  # for a line of paired differences
+DECIDED = "†"  # marks a lead that is decided
 SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -32,6 +35,7 @@ class TableCell(NamedTuple):
     ours: str
     difference: str
     first: bool
+    decided: bool = False  # first, and the intervals of all leads exclude zero
 
 
 class Block(NamedTuple):
@@ -86,7 +90,8 @@ def _cell(results: Results, setting: Setting) -> TableCell:
     if entry.difference is None:
         return TableCell(f"{entry.paper:.3f}", MISSING, "", False)
     first = results.first(setting)
-    return TableCell(f"{entry.paper:.3f}", _ours(results, entry), signed(entry.difference, 3), first)
+    decided = first and results.decided(setting)
+    return TableCell(f"{entry.paper:.3f}", _ours(results, entry), signed(entry.difference, 3), first, decided)
 
 
 def _without_noise(results: Results, entry: Entry | None) -> TableCell:
@@ -106,12 +111,19 @@ def _misses_seeds(results: Results, entry: Entry) -> bool:
 
 def caption(results: Results) -> str:
     p = results.plan
-    rates = ", ".join(f"{rate:g}" for rate in p.task.rates_of(results.target))
+    rates = p.task.rates_of(results.target)
+    chosen = (
+        f"the best of {', '.join(map(show_rate, rates))} on the public set, for each method and graph, at"
+        f" M = {AGENTS[0]}, middle ε, seed {p.seeds[0]}"
+    )
+    if rates == (AUTO_RATE,):
+        chosen = "automatic, by the same rule for all methods"
+    models = "" if p.task.quick else f" Models: {VARIANTS[p.task.variant]}."  # --quick has models of its own
     text = (
         f"The paper's accuracy, ours, and the difference. Ours: test accuracy, mean over the agents' models and"
         f" {len(p.seeds)} seed{'s' * (len(p.seeds) > 1)}; ε read as {p.task.reading}: {READINGS[p.task.reading]}."
-        f" Learning rate: the best of {rates} on the public set, for each method and graph, at M = {AGENTS[0]}, middle"
-        f" ε, seed {p.seeds[0]}. {_lengths(results)}. {MISSING}: not run."
+        f"{models} Learning rate: {chosen}. {_lengths(results)}. {MISSING}: not run."
+        f" Bold: first of the five. {DECIDED}: the 95 % intervals of its paired differences to all others exclude zero."
     )
     if any(_misses_seeds(results, entry) for entry in (*results.entries.values(), *results.noise_off.values())):
         text += " A superscript is the number of seeds, if some are missing."
@@ -155,12 +167,36 @@ def markdown(results: Results) -> str:
         _row(["---"] * 4),
     ]
     for trials in results.trials:
-        tried = ", ".join(f"{rate:g}: {MISSING if v is None else f'{v:.3f}'}" for rate, v in trials.on_public.items())
-        chosen = MISSING if trials.chosen is None else f"{trials.chosen:g}"
+        tried = ", ".join(
+            f"{show_rate(rate)}: {MISSING if v is None else f'{v:.3f}'}" for rate, v in trials.on_public.items()
+        )
+        chosen = MISSING if trials.chosen is None else show_rate(trials.chosen)
         lines.append(_row([label(trials.method), trials.graph, chosen, tried]))
+    lines += _lead_lines(results)
     if results.failed:
         lines += ["", "Failed:", "", *(f"- {reason}" for reason in results.failed)]
     return "\n".join(lines) + "\n"
+
+
+def _lead_lines(results: Results) -> list[str]:
+    """PDSL's paired differences to the other methods, where there are enough seeds for an interval of some use."""
+    lines = []
+    for setting, entry in results.entries.items():
+        if setting.method == "pdsl" and len(entry.seeds) >= MIN_SEEDS:
+            leads = results.leads(setting)
+            texts = [
+                f"{100 * d.mean:+.2f} [{100 * d.low:+.2f}, {100 * d.high:+.2f}]" if (d := leads.get(m)) else MISSING
+                for m in METHODS
+                if m != "pdsl"
+            ]
+            epsilon = results.plan.task.epsilon(setting)
+            head = [setting.graph, str(setting.agents), MISSING if epsilon is None else f"{epsilon:g}"]
+            lines.append(_row([*head, str(len(entry.seeds)), f"{entry.ours or 0.0:.4f}", *texts]))
+    if not lines:
+        return []
+    heads = ["graph", "M", "ε", "seeds", "PDSL", *(f"over {label(m)}" for m in METHODS if m != "pdsl")]
+    title = "PDSL's paired differences in points, with 95 % intervals:"
+    return ["", title, "", _row(heads), _row(["---"] * len(heads)), *lines]
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -168,7 +204,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _markdown_cell(cell: TableCell) -> str:
-    ours = f"**{cell.ours}**" if cell.first else cell.ours
+    ours = f"**{cell.ours}**{DECIDED * cell.decided}" if cell.first else cell.ours
     return " ".join(part for part in (cell.paper, ours, cell.difference) if part)
 
 
@@ -195,7 +231,8 @@ def latex(results: Results) -> str:
 def _latex_cell(cell: TableCell) -> str:
     superscripts = {raised: f"$^{chr(digit)}$" for digit, raised in SUPERSCRIPTS.items()}
     ours = cell.ours.replace(MISSING, "---").translate(superscripts)
-    ours = rf"\textbf{{{ours}}}" if cell.first else ours
+    mark = r"$^\dagger$" if cell.decided else ""
+    ours = rf"\textbf{{{ours}}}{mark}" if cell.first else ours
     parts = (cell.paper, ours, cell.difference.replace("−", "$-$").replace("+", "$+$"))
     return r"\shortstack{" + r"\\".join(part for part in parts if part) + "}"
 
@@ -219,9 +256,11 @@ def as_dict(results: Results) -> JsonDict:
         "reading": p.task.reading,
         "quick": p.task.quick,
         "verdict": results.verdict(),
+        "public_set_alone": results.public,
         "command": p.command,
         "cells": [
             entry.as_dict()
+            | {"first": results.first(setting), "decided": results.decided(setting)}
             | {"epsilon": p.task.epsilon(setting), "noise_off": round5(off[setting].ours) if setting in off else None}
             for setting, entry in results.entries.items()
         ],

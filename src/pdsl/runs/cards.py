@@ -8,7 +8,7 @@ import html
 from typing import TYPE_CHECKING
 
 from pdsl.data.datasets import LOADERS
-from pdsl.settings import flat
+from pdsl.section import flat
 from pdsl.training.experiment import Experiment
 from pdsl.utils.format import format_epsilon, name_data
 from pdsl.utils.versions import versions
@@ -28,7 +28,7 @@ TAGS = {
 
 def card_lines(result: "Result") -> dict[str, str]:
     """The card of a result: text by label."""
-    s, metric = result.summary, result.evaluation.metric
+    s, metric = result.brief_summary, result.evaluation.metric
     lines = {
         metric: f"{result.score:.4g} (mean over {s['agents']} agents), {result.score_of_mean:.4g} (mean model), on"
         f" {_test_records(result.experiment)}",

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pdsl.config import Config
 from pdsl.data.datasets import LOADERS
 from pdsl.runs.directory import RunDirectory
-from pdsl.settings import flat
+from pdsl.section import flat
 
 
 def differing_setting(config: Config, run: RunDirectory) -> str | None:
@@ -21,6 +21,6 @@ def changed_settings(config: Config, run: RunDirectory) -> Iterator[tuple[str, o
     if "agents" not in config.graph.model_fields_set and config.data.name not in LOADERS:  # the owners of the data
         ours["graph.agents"] = stored.get("graph.agents")
     given = run.given()  # settings that were chosen for the run, as they were given
-    for name in sorted(ours.keys() | stored.keys()):
+    for name in sorted((ours.keys() | stored.keys()) - {"baselines"}):  # they change no round
         if ours.get(name) not in (stored.get(name), given.get(name, stored.get(name))):
             yield name, stored.get(name), ours.get(name)

@@ -18,6 +18,7 @@ A record is on disk before the checkpoint of its round, so that the newest check
 
 import json
 import os
+import shutil
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -43,6 +44,7 @@ from pdsl.utils.versions import versions
 CONFIG, SETUP, OWNER, ROWS = "config.toml", "setup.json", "owner.json", "rows.jsonl"
 LEDGER, KEY, SUMMARY, MODEL = "ledger.json", "secret.key", "summary.json", "model.safetensors"
 CHECKPOINTS, REPORT, LOCK, CARD = "checkpoint", "report.html", ".lock", "README.md"
+FEATURES = "features.safetensors"  # feature map before the model, fitted on the public set
 INITIAL = "initial.safetensors"  # weights before round 1 of a model given in Python
 FOR_OWNER = "the data owner only: exact counts of private records, which no epsilon covers; do not pass this file on"
 
@@ -198,6 +200,16 @@ class RunDirectory:
         target = self.path / name
         target.parent.mkdir(exist_ok=True)
         write_whole(target, content, mode)
+
+    def link(self, name: str, source: Path) -> None:
+        """Add a file that already exists elsewhere: as a hard link, which takes no space, or else as a copy."""
+        target, aside = self.path / name, self.path / f"{name}{PART}"
+        aside.unlink(missing_ok=True)
+        try:
+            os.link(source, aside)
+        except OSError:  # another file system
+            shutil.copyfile(source, aside)
+        aside.replace(target)
 
     def append(self, record: Mapping[str, object]) -> None:
         with (self.path / ROWS).open("a", encoding="utf-8") as file:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pdsl.runs.listeners import RunListener
-from pdsl.settings import flat
+from pdsl.section import flat
 from pdsl.training.experiment import Experiment
 from pdsl.training.records import RoundRecord
 from pdsl.utils.errors import PdslError

@@ -16,8 +16,11 @@ from torch import Tensor, nn
 
 from pdsl.data.scaling import Scaling
 from pdsl.models.zoo import MODELS, build_architecture
-from pdsl.runs.prediction import Predictor, schema_of
-from pdsl.settings import ModelSettings
+from pdsl.public.features import MODEL as FROZEN
+from pdsl.public.features import load_map, split_frozen
+from pdsl.runs.directory import FEATURES
+from pdsl.runs.prediction import Predictor, has_floats, raw_shape, schema_of
+from pdsl.settings import ModelSettings, PublicSettings
 from pdsl.tasks import Binary, CustomTask, MultiClass, MultiLabel, Regression, Task
 from pdsl.training.experiment import Experiment
 from pdsl.utils.errors import PdslError
@@ -70,13 +73,15 @@ def describe_model(e: Experiment, module: nn.Module) -> JsonDict:
     architecture |= {"class": import_path(type(module)) or type(module).__qualname__}
     return {
         "architecture": architecture,
-        "input": describe_shape(x),
-        "shape": list(x.shape[1:]) if isinstance(x, Tensor) else None,
-        "floats": isinstance(x, Tensor) and x.is_floating_point(),
+        "input": describe_shape(x) if e.public.features is None else str(e.public.raw_shape),
+        "shape": None if (shape := raw_shape(e)) is None else list(shape),
+        "floats": has_floats(e),
         "scaling": None if scaling is None else scaling.as_dict(),
         "columns": {name: list(categories) for name, categories in schema_of(e).items()},
         "classes": list(e.data.class_names),
         "task": describe_task(task),
+        "features": None if e.public.features is None else e.config.public.model_dump(mode="json", exclude_none=True),
+        "feature_count": None if e.public.features is None else e.public.features.size,
         "versions": versions(),
     }
 
@@ -110,6 +115,8 @@ def read_metadata(file: Path) -> JsonDict:
 
 def build_module(file: Path, metadata: JsonDict, given: nn.Module | None) -> nn.Module:
     """The module of a model file: built in, named by a path, or `given`; with the stored weights."""
+    if given is not None and (metadata.get("features") or {}).get("features") == FROZEN:
+        given = split_frozen(given)[1]
     module = _architecture(file, metadata) if given is None else copy.deepcopy(given)
     load_weights(file, metadata, module)
     return module.eval()
@@ -119,12 +126,28 @@ def _architecture(file: Path, metadata: JsonDict) -> nn.Module:
     stored = {name: value for name, value in metadata["architecture"].items() if name != "class"}
     settings = ModelSettings.model_validate(stored)
     if settings.name in MODELS or ":" in settings.name:
-        return build_architecture(settings, torch.Size(metadata["shape"] or ()), metadata["task"]["outputs"])
+        count = metadata.get("feature_count")
+        shape = torch.Size(metadata["shape"] or () if count is None else [count])
+        return build_architecture(settings, shape, metadata["task"]["outputs"])
     kind = metadata["architecture"]["class"].rpartition(":")[2]
     raise PdslError(
         f"the model of {file.parent} was an object given in Python, of class {metadata['architecture']['class']};"
         f" pass one with the same layers: pdsl.load({str(file.parent)!r}, model={kind}(...))"
     )
+
+
+def read_features(file: Path, metadata: JsonDict, given: nn.Module | None) -> nn.Module | None:
+    """The feature map beside a model file, if the model has one. `given`: the user's model with its frozen layers."""
+    if metadata.get("features") is None:
+        return None
+    settings = PublicSettings.model_validate(metadata["features"])
+    path = file.with_name(FEATURES)
+    try:
+        weights = load(path.read_bytes())
+    except (OSError, SafetensorError) as e:
+        raise PdslError(f"{path} is missing or damaged; copy it from where the run was made") from e
+    backbone = split_frozen(given)[0] if settings.features == FROZEN else None
+    return load_map(settings, torch.zeros(1, *(metadata["shape"] or ())), weights, backbone)
 
 
 def load_weights(file: Path, metadata: JsonDict, module: nn.Module) -> None:
@@ -146,7 +169,7 @@ def read_class_names(metadata: JsonDict) -> tuple[str, ...]:
     return tuple(metadata["classes"]) or tuple(str(c) for c in range(count))
 
 
-def read_predictor(metadata: JsonDict, module: nn.Module) -> Predictor:
+def read_predictor(metadata: JsonDict, module: nn.Module, features: nn.Module | None = None) -> Predictor:
     scaling = metadata["scaling"]
     return Predictor(
         module,
@@ -156,4 +179,5 @@ def read_predictor(metadata: JsonDict, module: nn.Module) -> Predictor:
         metadata["shape"],
         metadata["floats"],
         {name: tuple(categories) for name, categories in metadata.get("columns", {}).items()},
+        features,
     )

@@ -12,10 +12,12 @@ from pdsl.data.raw import WHERE, read_raw, to_tensor
 from pdsl.data.scaling import Scaling
 from pdsl.data.validation import Schema, as_array, convert_inputs
 from pdsl.models.network import run_in_blocks
+from pdsl.public.features import extract
 from pdsl.tasks import Task
 from pdsl.training.experiment import Experiment
 from pdsl.utils.errors import PdslError
 from pdsl.utils.inputs import Fields, Inputs, describe_shape
+from pdsl.utils.workers import Workers
 
 Predictions = NDArray[np.int64] | NDArray[np.float64] | NDArray[np.str_]
 
@@ -31,6 +33,7 @@ class Predictor:
     shape: Sequence[int] | None = None  # of one record; None: several inputs
     floats: bool = True  # the model was trained on floats; else on integers
     schema: Schema = field(default_factory=dict)  # columns of the training data, with their categories
+    features: nn.Module | None = None  # feature map before the model
 
     def __call__(self, x: object) -> Predictions:
         """Class names or numbers, labels [n, labels] as 0 or 1, or numbers in the units of the targets."""
@@ -55,6 +58,9 @@ class Predictor:
         """Outputs of the model for raw inputs."""
         inputs = self._read(x)
         try:
+            if self.features is not None:
+                with Workers() as workers:
+                    inputs = extract(self.features, inputs, workers, "cpu", "features")
             return run_in_blocks(self.module, inputs)
         except (RuntimeError, TypeError, ValueError, IndexError) as e:
             first_line = next(iter(str(e).splitlines()), type(e).__name__)
@@ -85,10 +91,30 @@ class Predictor:
 
 def predictor_of(e: Experiment, module: nn.Module) -> Predictor:
     """Predictor of an experiment with a trained module."""
-    x = e.test[0]
-    shape = tuple(x.shape[1:]) if isinstance(x, Tensor) else None
-    floats = isinstance(x, Tensor) and x.is_floating_point()
-    return Predictor(module, e.task, e.data.class_names, e.data.scaling, shape, floats, schema_of(e))
+    features = e.public.features
+    return Predictor(
+        module,
+        e.task,
+        e.data.class_names,
+        e.data.scaling,
+        raw_shape(e),
+        has_floats(e),
+        schema_of(e),
+        None if features is None else features.module,
+    )
+
+
+def raw_shape(e: Experiment) -> tuple[int, ...] | None:
+    """Shape of a record before any feature map; None if it has several tensors."""
+    if e.public.features is not None:
+        return e.public.raw_shape
+    return tuple(e.test[0].shape[1:]) if isinstance(e.test[0], Tensor) else None
+
+
+def has_floats(e: Experiment) -> bool:
+    """Whether records are one tensor of floats before any feature map."""
+    x = e.test[0] if e.public.raw is None else e.public.raw.test_x
+    return isinstance(x, Tensor) and x.is_floating_point()
 
 
 def schema_of(e: Experiment) -> Schema:

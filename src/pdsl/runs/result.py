@@ -18,9 +18,10 @@ from pdsl.privacy.statement import adversaries, statement
 from pdsl.report import write_report
 from pdsl.runs.cards import describe_result, html_card, model_card
 from pdsl.runs.checkpoints import Checkpoint
-from pdsl.runs.directory import CARD, LEDGER, MODEL, SUMMARY, RunDirectory
+from pdsl.runs.directory import CARD, FEATURES, LEDGER, MODEL, SUMMARY, RunDirectory
 from pdsl.runs.model_file import pack_model
 from pdsl.runs.prediction import Predictions, Predictor, predictor_of
+from pdsl.training.baselines import Baselines, compute_baselines, describe_gain
 from pdsl.training.evaluation import Evaluation, final_evaluation, finite, measure_model
 from pdsl.training.experiment import Experiment
 from pdsl.training.records import RoundRecord
@@ -61,6 +62,8 @@ class Summary(TypedDict, total=False):
     stop_rule: JsonDict | None  # rule over public records that stopped the run
     models_sha256: str
     notes: list[str]
+    baselines: dict[str, float | None]  # headline metric of each baseline, see `training.baselines`
+    gain: str  # what collaboration was worth, in one sentence; empty without baselines
 
 
 @dataclass(frozen=True)
@@ -139,13 +142,13 @@ class Result:
     def models(self) -> list[nn.Module]:
         """Each agent's own model."""
         e = self.experiment
-        return [e.network.to_module(x, e.validation[0]) for x in self.state.x]
+        return [e.to_module(x) for x in self.state.x]
 
     @property
     def model(self) -> nn.Module:
         """The mean of the agents' models. Running statistics, for example of BatchNorm, are those of the public set."""
         e = self.experiment
-        return e.network.to_module(self.evaluation.mean, e.validation[0])
+        return e.to_module(self.evaluation.mean)
 
     def predict(self, x: object) -> Predictions:
         """Predictions of the mean model for raw inputs.
@@ -168,7 +171,13 @@ class Result:
 
     @cached_property
     def _predictor(self) -> Predictor:
-        return predictor_of(self.experiment, self.model)
+        e = self.experiment
+        return predictor_of(e, e.network.to_module(self.evaluation.mean, e.validation[0]))
+
+    @cached_property
+    def baselines(self) -> Baselines:
+        """Headline metric of the public set alone, each agent alone, pooled data and a trusted server."""
+        return compute_baselines(self.experiment)
 
     @property
     def edges(self) -> list[tuple[int, int]]:
@@ -187,6 +196,11 @@ class Result:
     def summary(self) -> Summary:
         """The result as plain values."""
         return summarise(self)
+
+    @cached_property
+    def brief_summary(self) -> Summary:
+        """The summary without baselines, which take time."""
+        return summarise(self, with_baselines=False)
 
     def save(self, path: str | PathLike[str]) -> Path:
         """Write a run directory, as `pdsl run` does; with system randomness also its secret key."""
@@ -213,13 +227,13 @@ class RoundResult(CompletedRound):
     def model(self) -> nn.Module:
         """The mean of the agents' models."""
         e = self.experiment
-        return e.network.to_module(e.engine.mean(self.state.x), e.validation[0])
+        return e.to_module(e.engine.mean(self.state.x))
 
     @property
     def models(self) -> list[nn.Module]:
         """Each agent's own model."""
         e = self.experiment
-        return [e.network.to_module(x, e.validation[0]) for x in self.state.x]
+        return [e.to_module(x) for x in self.state.x]
 
     def result(self, reason: str = "the loop was left") -> Result:
         """The result if the run ends with this round. `reason`: why it ends, for the summary."""
@@ -234,14 +248,15 @@ class RoundResult(CompletedRound):
         return f"RoundResult(t={self.t}{''.join(f', {text}' for text in shown)})"
 
 
-def summarise(result: Result) -> Summary:
-    """The result as plain values."""
+def summarise(result: Result, with_baselines: bool = True) -> Summary:
+    """The result as plain values; baselines take time, and may be left out."""
     e, c, ev, ledger = result.experiment, result.experiment.config, result.evaluation, result.ledger
     scores = {
         ev.metric: finite(ev.score),
         f"{ev.metric}_of_mean": finite(ev.score_of_mean),
         f"{ev.metric}_per_agent": [finite(score) for score in ev.scores],
     }
+    baselines = result.baselines if with_baselines else {}
     rest: Summary = {
         "metric": ev.metric,
         "metrics": result.metrics,
@@ -263,11 +278,13 @@ def summarise(result: Result) -> Summary:
         "epsilon_per_agent": None if ledger is None else [finite(eps) for eps in ledger.epsilon_per_agent],
         "adversaries": None if ledger is None else {who: finite(eps) for who, eps in adversaries(ledger).items()},
         "sigma": e.largest_sigma,
-        "privacy": statement(c.privacy, ledger, e.mechanisms),
+        "privacy": statement(c.privacy, ledger, e.mechanisms, e.public.uses),
         "stopped": stop_reason(result),
         "stop_rule": None if result.stop is None else result.stop.rule,
         "models_sha256": ev.models_sha256,
         "notes": [e.data.note] if e.data.note else [],
+        "baselines": baselines,
+        "gain": describe_gain(ev.score_of_mean, baselines, ev.metric, e.task.higher_is_better),
     }
     return cast(Summary, {**scores, **rest})
 
@@ -292,7 +309,9 @@ def finish(run: RunDirectory, result: Result) -> Summary:
     """Write the mean model, the ledger, the summary, the model card and the report. Returns the summary."""
     e = result.experiment
     summary: Summary = {**result.summary, "run": str(run.path)}
-    run.write(MODEL, pack_model(e, result.model))
+    run.write(MODEL, pack_model(e, e.network.to_module(result.evaluation.mean, e.validation[0])))
+    if e.public.features is not None and e.public.features.path is not None:
+        run.link(FEATURES, e.public.features.path)
     if result.ledger is not None:
         run.write_ledger(e.seal.sign(result.ledger, costs=True, stopped=summary["stopped"]))
     run.write(SUMMARY, json.dumps(summary, indent=2, ensure_ascii=False).encode())

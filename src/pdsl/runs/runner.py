@@ -21,7 +21,7 @@ from pdsl.config import MAY_CHANGE, Config
 from pdsl.data import Data
 from pdsl.engine.launch import Processes, SingleProcess
 from pdsl.privacy import Ledger, Mechanism
-from pdsl.privacy.seal import graph_digest, model_digest, tensors_digest
+from pdsl.privacy.seal import graph_digest, model_digest
 from pdsl.runs.changes import differing_setting
 from pdsl.runs.checkpoints import Checkpoint
 from pdsl.runs.directory import INITIAL, OWNER, RunDirectory, unused
@@ -35,6 +35,7 @@ from pdsl.training.experiment import Experiment, prepare
 from pdsl.training.records import RoundRecord
 from pdsl.training.trainer import State, restore_state, rounds, state_tensors
 from pdsl.utils.errors import PdslError
+from pdsl.utils.inputs import tensors_digest
 from pdsl.utils.random import KEY_BYTES
 from pdsl.utils.types import JsonDict
 
@@ -108,8 +109,8 @@ def start(
             return RunDirectory(out)
         e = experiment
         directory = RunDirectory.create(out, e.config.to_toml(), e.metadata(), _owner_metadata(e))
-        if objects.get("model") is not None:
-            directory.write(INITIAL, pack_initial_weights(e.network.module))
+        if (model := objects.get("model")) is not None:  # before any start from the public set
+            directory.write(INITIAL, pack_initial_weights(model))
         return directory
 
     return experiment, ranks.all_or_raise(create)
@@ -277,7 +278,7 @@ def train_in_memory(e: Experiment, listener: RunListener = NO_LISTENER) -> Resul
         state, ledger, seconds = completed.state, completed.ledger, time.monotonic() - began
         evaluation = final_evaluation(e, state.x)
         result = Result(e, records, state, evaluation, seconds, ledger, _early(e, len(records), stop))
-        listener.on_end(result.summary)
+        listener.on_end(result.brief_summary)
     return result
 
 

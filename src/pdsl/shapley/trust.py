@@ -5,17 +5,23 @@ import numpy as np
 from pdsl.settings import ShapleySettings
 from pdsl.shapley.coalitions import Values
 
-FULL_TRUST_Z = 0.5  # a mean effect at most this many standard errors below zero: full trust
-NO_TRUST_Z = 1.5  # a mean effect at least this many standard errors below zero: no trust
+# Rounds are not independent, because data and public set stay the same: honest agents sometimes reach three standard
+# errors below zero by chance. Flipped labels and reversed gradients mostly exceed five.
+FULL_TRUST_Z = 3.0  # a mean effect at most this many standard errors below zero: full trust
+NO_TRUST_Z = 4.5  # a mean effect at least this many standard errors below zero: no trust
+MAX_CHANCE_HARM = 2.0  # mean harm in units of the mean |effect|; larger harm counts as proportionally more certain
+MAX_RELATIVE_HARM = 0.1  # harm alone, relative to the worst member's, of a member that is trusted if no other is
 MIN_ROUNDS = 3  # rounds before a member can lose trust
 MIN_EFFECTIVE_ROUNDS = 2.0  # effective sample size before a member can lose trust
 MAX_ROUND_WEIGHT = 10.0  # weight of a round, in units of the mean weight
-EVIDENCE_FIELDS = 5  # columns of the evidence, see `update_evidence`
+EVIDENCE_FIELDS = 6  # columns of the evidence, see `update_evidence`
 MIN_VARIANCE = 1e-3  # of effects in units of their mean size, so that constant effects are not infinitely certain
 
 
 def shares(phi: Values, settings: ShapleySettings, evidence: Values | None = None) -> Values:
-    """Each member's share of the aggregate: φ̂/Σφ̂ of equation (20), at least λ/k with a floor λ; the sum is 1.
+    """Each member's share of the aggregate: φ̂/Σφ̂ of equation (20), at least λ/k with a floor λ.
+
+    The sum is 1. If there is evidence that every member does harm, only the floor is left, and the sum is λ.
 
     `minmax` is equation (19): the member with the smallest φ gets 0, however small the differences. `evidence`: all
     members get the same share, except those whose messages did harm in the rounds so far.
@@ -32,26 +38,30 @@ def shares(phi: Values, settings: ShapleySettings, evidence: Values | None = Non
         phi_hat = trust(evidence)
         if not phi_hat.any():
             phi_hat = fallback_trust(evidence)
+        if not phi_hat.any():
+            return settings.floor * uniform  # take no step along harmful messages
     if not phi_hat.any():
         return uniform  # all values are equal; equations (19) and (20) would be 0/0
     floored: Values = (1 - settings.floor) * phi_hat / phi_hat.sum() + settings.floor * uniform
     return floored
 
 
-def update_evidence(evidence: Values, phi: Values, memory: float) -> Values:
+def update_evidence(evidence: Values, phi: Values, alone: Values, memory: float) -> Values:
     """Add one round's φ [k] to the evidence on each member [k, EVIDENCE_FIELDS], after decaying it by `memory`.
 
     Evidence is about the individual effects u of the messages. A round has weight w = mean |u|, because late in
     training the effects of honest agents are small and cancel. The columns are the number of rounds, Σw, Σw², Σwx and
-    Σwx², where x = u / mean |u|. The weight of a round is capped at MAX_ROUND_WEIGHT mean weights, because senders
-    choose the size of their messages.
+    Σwx², where x = u / mean |u|, and Σy, where y is the value of the message `alone` over the mean size of all.
+    The weight of a round is capped at MAX_ROUND_WEIGHT mean weights, because senders choose the size of their messages.
     """
     u = individual_effect(phi)
     unit = np.abs(u).mean()
     w = np.minimum(unit, _cap_round_weight(evidence, memory))
     part = w / (unit or 1)
-    new = np.stack([np.ones(len(u)), w, w**2, part * u, part * u**2 / (unit or 1)], axis=1)
-    updated: Values = evidence * [1, memory, memory**2, memory, memory] + new
+    y = np.nan_to_num(alone)  # 0 if it was not evaluated
+    y = y / (np.abs(y).mean() or 1)
+    new = np.stack([np.ones(len(u)), w, w**2, part * u, part * u**2 / (unit or 1), y], axis=1)
+    updated: Values = evidence * [1, memory, memory**2, memory, memory, memory] + new
     return updated
 
 
@@ -80,21 +90,23 @@ def individual_effect(phi: Values) -> Values:
 def trust(evidence: Values) -> Values:
     """Trust in each member: 1 if its mean effect is not significantly below zero, 0 if it clearly is, linear between.
 
-    The standard error is that of a mean of (Σw)²/Σw² rounds, the effective sample size.
+    The standard error is that of a mean of (Σw)²/Σw² rounds, the effective sample size. Harm of several times the mean
+    effect of the members is not due to chance, so fewer standard errors suffice for it.
     """
-    rounds, w, w2, wx, wx2 = evidence.T
+    rounds, w, w2, wx, wx2, _ = evidence.T
     w, w2 = np.where(w2 > 0, w, 1), np.where(w2 > 0, w2, 1)
     mean, n = wx / w, w**2 / w2
     error = np.sqrt(np.maximum(wx2 / w - mean**2, MIN_VARIANCE) / np.maximum(n - 1, 1))
-    z = np.where((rounds >= MIN_ROUNDS) & (n >= MIN_EFFECTIVE_ROUNDS), -mean / error, 0)
+    size = np.maximum(1, -mean / MAX_CHANCE_HARM)
+    z = np.where((rounds >= MIN_ROUNDS) & (n >= MIN_EFFECTIVE_ROUNDS), -mean / error * size, 0)
     return np.clip((NO_TRUST_Z - z) / (NO_TRUST_Z - FULL_TRUST_Z), 0, 1)
 
 
 def fallback_trust(evidence: Values) -> Values:
-    """Trust if no member is trusted: 1 for members that do no more harm than the mean, 0 for the others.
+    """Trust if no member is trusted: 1 for members whose messages do little harm alone, 0 for the others.
 
-    This happens if one message ruins every coalition it is in, because the effects of the others are then unknown.
+    If some messages ruin every coalition they are in, φ says nothing about the others. Their values alone do.
     """
-    wx = evidence[:, 3]
-    trusted: Values = (wx >= wx.mean() - 1e-9 * np.abs(wx).max()).astype(np.float64)
+    alone = evidence[:, 5]
+    trusted: Values = (alone >= MAX_RELATIVE_HARM * alone.min()).astype(np.float64)
     return trusted

@@ -38,6 +38,7 @@ class Valuation:
     """Shapley values of the messages to one agent, and how they were estimated."""
 
     phi: Values  # [k]
+    alone: Values  # [k] value of each message without the others, v({j}) − v(∅); NaN if it was not evaluated
     estimator: str
     coalitions: int  # number of distinct coalitions evaluated
 
@@ -66,7 +67,7 @@ class Validation:
         member's message (line 14). v(∅) is the value of x_i, or 0.
         """
         if settings.weighting == "uniform":
-            return [Valuation(np.zeros(len(c)), "none", 0) for c in candidates]
+            return [Valuation(np.zeros(len(c)), np.zeros(len(c)), "none", 0) for c in candidates]
         if settings.sample is not None and settings.sample < len(self.labels):
             return self._sample(t, settings.sample).contributions(t, agents, x, candidates, settings)
         plans = [self._plan(t, agent, len(c), settings) for agent, c in zip(agents, candidates, strict=True)]
@@ -85,8 +86,11 @@ class Validation:
         for key, v_empty, (estimator, plan) in zip(keys, empty, plans, strict=True):
             v = games[key].values | {0: v_empty}
             units = np.array([v[s] for s in plan.coalitions], dtype=np.float64)
-            phi = plan.phi(units, len(games[key].models)) * value_fn.unit / len(self.labels)
-            valuations.append(Valuation(phi, estimator, len(plan.coalitions)))
+            k = len(games[key].models)
+            single = [v.get(1 << j) for j in range(k)]
+            alone = np.array([np.nan if value is None else value - v_empty for value in single], dtype=np.float64)
+            phi, alone = (found * value_fn.unit / len(self.labels) for found in (plan.phi(units, k), alone))
+            valuations.append(Valuation(phi, alone, estimator, len(plan.coalitions)))
         return valuations
 
     def fidelity(

@@ -12,7 +12,7 @@ from typing import Any
 from pdsl.algorithms import Algorithm
 from pdsl.config import Config, find_algorithm, load, validate
 from pdsl.report.metric import Metric
-from pdsl.settings import flat, setting_names
+from pdsl.section import flat, setting_names
 from pdsl.sweep.job import Job, Score, check_data, read_curve, read_metric
 from pdsl.sweep.scheduler import OnScore, Scores
 from pdsl.sweep.significance import is_significant, paired_p_value
@@ -203,6 +203,7 @@ class Comparison:
     folder: Path
     plan: ComparisonPlan
     metric: Metric = ACCURACY
+    baselines: Mapping[str, float | None] = field(default_factory=dict)  # headline metric, mean over seeds
 
     @property
     def failed(self) -> list[str]:
@@ -232,6 +233,7 @@ class Comparison:
             "algorithms": lines,
             "metric": name,
             "winner": self.winner,
+            "baselines": dict(self.baselines),
             "level": self.level,
             "grid": self.plan.grid,
             "seeds": self.plan.seeds,

@@ -23,7 +23,7 @@ from pdsl.runs import runner
 from pdsl.runs.changes import changed_settings
 from pdsl.runs.directory import SETUP, RunDirectory
 from pdsl.runs.result import headline
-from pdsl.training.experiment import Experiment
+from pdsl.training.experiment import Experiment, prepare
 from pdsl.training.trainer import restore_state
 from pdsl.utils.errors import PdslError
 from pdsl.utils.files import write_whole
@@ -107,7 +107,8 @@ def _run_and_score(job: Job, folder: Path) -> Score:
 def _run(job: Job, path: Path) -> Score:
     if RunDirectory(path).exists():
         _check_settings(path, job.config)
-    experiment, directory = runner.open_run(job.config, path)
+    config = job.config.model_copy(update={"baselines": "none"})  # a sweep computes them once for all its runs
+    experiment, directory = runner.open_run(config, path)
     summary = runner.execute(experiment, directory)
     assert summary is not None  # one process
     checkpoint, _ = directory.newest()
@@ -195,6 +196,20 @@ def read_metric(run: Path) -> Metric:
         return parse_setup((run / SETUP).read_text(encoding="utf-8")).task.metric
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise PdslError(f"{run / SETUP} is damaged; restore it, or move {run} away and run the command again") from e
+
+
+def compute_features(jobs: Iterable[Job], folder: Path) -> None:
+    """Compute the public features of unfinished jobs on all cores. Each job uses one core, and finds them in the cache.
+
+    Jobs whose public set depends on their seed compute their own.
+    """
+    wanted: dict[str, Config] = {}
+    for job in jobs:
+        config = job.config
+        if config.public.has_features and config.data.public_seed is not None and load_score(job, folder) is None:
+            wanted.setdefault(f"{config.data.model_dump_json()} {config.public.model_dump_json()}", config)
+    for config in wanted.values():
+        prepare(config.model_copy(update={"engine": config.engine.model_copy(update={"workers": None})}))
 
 
 def check_data(names: Iterable[str]) -> None:

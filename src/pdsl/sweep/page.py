@@ -9,10 +9,20 @@ from pdsl.config import Config
 from pdsl.report.document import render, write_file
 from pdsl.report.figures import NOT_PRIVATE, Figure
 from pdsl.report.line_chart import Points, line_chart
-from pdsl.settings import PrivacySettings, flat
+from pdsl.section import flat
+from pdsl.settings import PrivacySettings
 from pdsl.sweep.comparison import Comparison, ComparisonPlan, Line
 from pdsl.sweep.job import read_curve
-from pdsl.sweep.presentation import caption, cells, describe_edges, headings, headline, is_seeded
+from pdsl.sweep.presentation import (
+    baseline_cells,
+    caption,
+    cells,
+    describe_edges,
+    describe_worth,
+    headings,
+    headline,
+    is_seeded,
+)
 from pdsl.utils.format import format_epsilon, plain
 from pdsl.utils.types import JsonDict
 
@@ -26,14 +36,19 @@ def write_page(comparison: Comparison) -> Path:
         verdict=headline(comparison),
         badge=NOT_PRIVATE if is_seeded(comparison.plan) else "",
         headings=headings(comparison),
-        rows=[cells(line, comparison.metric) for line in comparison.lines],
-        about=" ".join([caption(comparison), *(f"{line}." for line in describe_edges(comparison))]),
+        rows=[*(cells(line, comparison.metric) for line in comparison.lines), *baseline_cells(comparison)],
+        about=_about(comparison),
         chart=_chart(comparison),
         failed=[reason for line in comparison.lines for reason in line.failed],
         task=_task(comparison.plan),
         command=command(comparison.plan),
     )
     return write_file(comparison.folder / "compare.html", html)
+
+
+def _about(comparison: Comparison) -> str:
+    edges = [f"{line}." for line in describe_edges(comparison)]
+    return " ".join([*describe_worth(comparison), caption(comparison), *edges])
 
 
 def _chart(comparison: Comparison) -> Figure:

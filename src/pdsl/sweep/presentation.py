@@ -2,12 +2,14 @@
 
 from rich.table import Table
 
+from pdsl.metrics import BASELINES
 from pdsl.privacy.statement import SEEDED
 from pdsl.report.metric import Metric
 from pdsl.settings import PrivacySettings
 from pdsl.sweep.comparison import ACCURACY, LEVEL, Comparison, ComparisonPlan, Line
 from pdsl.sweep.significance import CONFIDENCE, MIN_PAIRS
 from pdsl.sweep.tuning import Edge
+from pdsl.training.baselines import describe_gain
 from pdsl.utils.format import duration, format_epsilon, plain, size
 
 WORSE = "*"  # marks an accuracy that is significantly below the best
@@ -103,6 +105,25 @@ def describe_edges(comparison: Comparison) -> list[str]:
     return found
 
 
+def baseline_cells(comparison: Comparison) -> list[list[str]]:
+    """A line of the table for each baseline: its name and metric."""
+    form = "{:.4f}" if comparison.metric.is_fraction else "{:.4g}"
+    empty = ["—"] * (len(headings(comparison)) - 3)
+    return [
+        [BASELINES[name], "—", "diverged" if value is None else form.format(value), *empty]
+        for name, value in comparison.baselines.items()
+    ]
+
+
+def describe_worth(comparison: Comparison) -> list[str]:
+    """What collaboration was worth with the best algorithm, in one sentence; none without baselines."""
+    best, m = comparison.lines[0].accuracy_of_mean, comparison.metric
+    if best is None:
+        return []
+    sentence = describe_gain(best, dict(comparison.baselines), m.name, m.higher_is_better)
+    return [f"{comparison.lines[0].algorithm}: {sentence}"] if sentence else []
+
+
 def table(comparison: Comparison) -> Table:
     """The table for the terminal. Headings have two lines, so that the paper's five methods fit 80 characters."""
     rich_table = Table(box=None, header_style="bold", padding=(0, 1), pad_edge=False)
@@ -110,10 +131,13 @@ def table(comparison: Comparison) -> Table:
         rich_table.add_column(heading.removeprefix("rounds ").replace(" ", "\n"), no_wrap=True)
     for line in comparison.lines:
         rich_table.add_row(*cells(line, comparison.metric))
+    for row in baseline_cells(comparison):
+        rich_table.add_row(*row)
     return rich_table
 
 
 def footer(comparison: Comparison) -> str:
     """Text below the table: the headline, the caption, the edges of grids and the failed runs."""
     failed = (f"failed: {reason}" for reason in comparison.failed)
-    return "\n".join([headline(comparison), caption(comparison), *describe_edges(comparison), *failed])
+    lines = [headline(comparison), *describe_worth(comparison), caption(comparison), *describe_edges(comparison)]
+    return "\n".join([*lines, *failed])

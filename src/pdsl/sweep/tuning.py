@@ -11,6 +11,7 @@ from pdsl.sweep.scheduler import OnScore, Scores, run_jobs
 from pdsl.utils.errors import PdslError
 
 MAX_EXTENSIONS = 4  # learning rates added beyond the edges of a grid
+AUTO_RATE = 0.0  # in a grid: the automatic learning rate
 FACTOR = 2.0  # between an edge and the learning rate added beyond it
 
 
@@ -94,6 +95,10 @@ def count_jobs(tunings: Iterable[Tuning], scores: Scores = MappingProxyType({}))
     return len(
         {job.name for t in tunings for job in (*t.wanted_trials(scores).values(), *t.finals(next(iter(t.trials))))}
     )
+
+
+def show_rate(rate: float) -> str:
+    return "auto" if rate == AUTO_RATE else f"{rate:g}"
 
 
 def parse_grid(text: str) -> list[float]:

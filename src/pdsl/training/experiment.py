@@ -27,13 +27,13 @@ from pdsl.privacy.seal import (
     noise_digest,
     settings_digest,
     software,
-    tensors_digest,
 )
+from pdsl.public.knowledge import PublicKnowledge, Records, apply_features, learn_features, start_from_public
 from pdsl.tasks import Loss, Metric, Task, build_task, infer_kind
 from pdsl.topology import Graph, Schedule, describe_schedule
 from pdsl.training.learning_rate import resolve_learning_rate
 from pdsl.utils.errors import PdslError
-from pdsl.utils.inputs import Inputs
+from pdsl.utils.inputs import Inputs, tensors_digest
 from pdsl.utils.random import SecretStreams, Streams
 from pdsl.utils.types import JsonDict
 
@@ -57,6 +57,7 @@ class Experiment:
     labels: Tensor = field(repr=False)  # [M, classes] number of records per agent and class
     attackers: Attackers
     seal: RunSeal = field(repr=False)
+    public: PublicKnowledge = field(default_factory=PublicKnowledge)
     given: Mapping[str, str] = field(default_factory=dict)  # settings that were chosen for this run, as they were given
 
     def __repr__(self) -> str:  # records must not be printed
@@ -98,6 +99,11 @@ class Experiment:
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes or labels; their numbers if they have none."""
         return self.data.class_names or tuple(str(c) for c in range(self.data.classes))
+
+    def to_module(self, x: Tensor) -> nn.Module:
+        """The model with parameters x [d]; with a feature map, its layers come first."""
+        head = self.network.to_module(x, self.validation[0])
+        return head if self.public.features is None else self.public.features.join(head)
 
     def open_ledger(self) -> Ledger | None:
         """An empty ledger; None without noise, because no ε can be stated then."""
@@ -141,6 +147,7 @@ class Experiment:
             },
             **({"names": list(names)} if (names := self.data.agent_names or g.names) else {}),
             **({"classes": list(self.data.class_names)} if self.data.class_names else {}),
+            **({"public": self.public.as_dict()} if self.public.uses else {}),
             "given": dict(self.given),
         }
 
@@ -192,8 +199,11 @@ def prepare(
     if isinstance(graph, Schedule):
         graph.at(config.rounds)  # refuses rounds for which there is no graph
     config.algorithm.check(graph.max_members)
-    data, validation, test = standardise(data, *split_public(data, config.data.validation, streams), config.data)
+    q_streams = streams if config.data.public_seed is None else Streams(config.data.public_seed)
+    data, validation, test = standardise(data, *split_public(data, config.data.validation, q_streams), config.data)
+    knowledge, model, data, validation, test = use_features(config, data, validation, test, model)
     network = build_network(config, data, validation, model, streams, loss, metric)
+    network, knowledge, validation = use_start(config, network, validation, knowledge)
     config = config.model_copy(update={"task": config.task.model_copy(update={"kind": network.task.kind})})
     if network.mixes_records and (config.privacy.mode != "none" or config.privacy.clipping == "per-sample"):
         raise PdslError(
@@ -236,8 +246,32 @@ def prepare(
         labels=labels,
         attackers=attackers,
         seal=seal,
+        public=knowledge,
         given=given,
     )
+
+
+def use_features(
+    config: Config, data: Data, q: Records, test: Records, model: nn.Module | None
+) -> tuple[PublicKnowledge, nn.Module | None, Data, Records, Records]:
+    """Fit the feature map of the settings to Q, and replace all inputs by features; the model is that of the rest."""
+    given, engine, shape = model, config.engine, tuple(q[0].shape[1:]) if isinstance(q[0], Tensor) else None
+    code = "" if model is None else model_digest(model)
+    features, model = learn_features(config.public, q[0], model, code, engine.device, engine.workers)
+    knowledge = PublicKnowledge(features, shape, data.standardised, model=given)
+    if features is not None:
+        knowledge = replace(knowledge, raw=data)
+        data, q, test = apply_features(features, data, q, test, engine.device, engine.workers)
+    return knowledge, model, data, q, test
+
+
+def use_start(
+    config: Config, network: Network, public: Records, knowledge: PublicKnowledge
+) -> tuple[Network, PublicKnowledge, Records]:
+    """The network with the initial parameters that `public.start` says, and the public records that value messages."""
+    knowledge = replace(knowledge, public=public)
+    key = f"{model_digest(network.module)} {config.task.model_dump_json()}"
+    return start_from_public(config.public, network, public, knowledge, key)
 
 
 def build_network(

@@ -102,13 +102,21 @@ class Trainer:
 
 def build_trainer(e: Experiment, workers: Workers) -> Trainer:
     """Move the agents' records to the device and assemble a trainer."""
-    device, privacy = e.network.device, e.config.privacy
+    device = e.network.device
     shared = not e.config.engine.exact
     Q = Validation(e.network, e.validation[0].to(device), e.validation[1].to(device), e.streams, workers, shared)
-    kernel = RECORDS if e.network.mixes_records else choose_kernel(e.network, Q.inputs, Q.labels)
-    if kernel.note:
-        warn_user(kernel.note)
-    local = LocalGradients(
+    local = build_gradients(e, workers)
+    if local.kernel.note:
+        warn_user(local.kernel.note)
+    return Trainer(e.engine, local, Noise(e.sigma, e.streams, workers, sigma_scale=e.sigma_scale), Q, e)
+
+
+def build_gradients(e: Experiment, workers: Workers) -> LocalGradients:
+    """The agents' records on the device, and the fastest kernel for their gradients."""
+    device, privacy = e.network.device, e.config.privacy
+    inputs, labels = e.validation[0].to(device), e.validation[1].to(device)
+    kernel = RECORDS if e.network.mixes_records else choose_kernel(e.network, inputs, labels)
+    return LocalGradients(
         e.network,
         [e.data.x[part].to(device) for part in e.parts],
         [e.training_labels(agent).to(device) for agent in range(e.graph.agents)],
@@ -118,7 +126,6 @@ def build_trainer(e: Experiment, workers: Workers) -> Trainer:
         workers,
         kernel,
     )
-    return Trainer(e.engine, local, Noise(e.sigma, e.streams, workers, sigma_scale=e.sigma_scale), Q, e)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Inputs of a model: one tensor with a row per record, or several tensors (`Fields`)."""
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -135,6 +136,15 @@ def _concat_augmented(parts: Sequence[Inputs]) -> Inputs:
 def same(a: Inputs, b: Inputs) -> bool:
     """Whether two inputs are equal, bit for bit."""
     return all(torch.equal(x, y) for x, y in zip(tensors_of(a), tensors_of(b), strict=True))
+
+
+def tensors_digest(tensors: Iterable[Inputs]) -> str:
+    """Digest of values, shapes and order."""
+    digest = hashlib.sha256()
+    for tensor in (tensor for inputs in tensors for tensor in tensors_of(inputs)):
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 def negated(inputs: Inputs) -> Inputs:
