@@ -129,6 +129,16 @@ def test_scattering_on_digits_learns_and_predicts(tmp_path: Path) -> None:
     assert result.accuracy_of_mean > 0.7
 
 
+@pytest.mark.slow
+def test_a_network_as_head_of_the_features_learns_more_than_the_public_set_alone(tmp_path: Path) -> None:
+    result = pdsl.train("mlp", "digits", public=PATCHES, rounds=30, baselines="public", out=tmp_path / "run")
+    assert result.experiment.network.num_parameters == 50 * 64 + 64 + 64 * 10 + 10
+    images, labels = raw_test_set(result)
+    predicted = pdsl.load(tmp_path / "run").predict(images)
+    assert float(np.mean(predicted == labels)) == pytest.approx(result.accuracy_of_mean, abs=1e-12)
+    assert result.accuracy_of_mean > (result.baselines or {})["public"]
+
+
 class StopAfter(RunListener):
     def __init__(self, rounds: int) -> None:
         self.rounds = rounds

@@ -33,6 +33,7 @@ from pdsl.training.learning_rate import (
     model_scale,
     noise_per_step,
     noiseless_rate,
+    remaining_loss,
 )
 from pdsl.utils.random import KEY_BYTES
 from tests.helpers.commands import pdsl as command
@@ -98,6 +99,24 @@ def test_curvature_of_a_linear_model() -> None:
     largest = torch.linalg.eigvalsh(2 * x.T @ x / len(x))[-1]
     found = curvature(Network(model, task=Regression()), (x, torch.randn(200, 1)))
     assert found == pytest.approx(float(largest), rel=0.05)
+
+
+@pytest.mark.parametrize(("records", "remaining"), [(2, 1.0), (10, 0.3), (300, 0.01)])
+def test_few_records_do_not_show_that_a_start_is_perfect(records: int, remaining: float) -> None:
+    targets = torch.arange(records) % 2
+    perfect = nn.Linear(2, 2, bias=False)
+    perfect.weight.data = 100 * torch.eye(2)
+    public = nn.functional.one_hot(targets).float(), targets
+    assert remaining_loss(Network(perfect), public) == pytest.approx(remaining)
+
+
+def test_the_loss_that_remains_is_relative_to_constant_outputs() -> None:
+    targets = torch.arange(1000) % 2
+    model = nn.Linear(2, 2, bias=False)
+    model.weight.data = torch.eye(2)
+    public = nn.functional.one_hot(targets).float(), targets
+    expected = math.log(1 + math.exp(-1)) / math.log(2)
+    assert remaining_loss(Network(model), public) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_loss_without_second_derivative_has_a_rate() -> None:
