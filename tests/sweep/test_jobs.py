@@ -18,7 +18,7 @@ from pdsl.reproduce import CELLS, Results, SweepPlan, Task, archive, collect
 from pdsl.reproduce.archive import KeptCell, digest, read
 from pdsl.reproduce.export import check_keep, keep_results
 from pdsl.reproduce.paper import METHODS, Setting
-from pdsl.reproduce.tables import FORMS, blocks, list_failures
+from pdsl.reproduce.tables import FORMS, as_dict, blocks, list_failures
 from pdsl.reproduce.tables import caption as caption_of
 from pdsl.sweep.comparison import PLAN, Comparison, ComparisonPlan, Line, summarise
 from pdsl.sweep.job import (
@@ -358,7 +358,7 @@ def test_a_cell_with_fewer_runs_is_marked_and_not_summarise(tmp_path: Path) -> N
     assert shown["pdsl"].ours == "0.700"
     assert not any(cell.first for cell in shown.values())
     assert "first of the five" not in some.verdict()
-    assert "A superscript is the number of seeds, if some are missing." in caption_of(some)
+    assert "A superscript is the number of seeds, where it differs." in caption_of(some)
     assert "0.887 0.800¹" in FORMS["md"](some)
     assert "0.800$^1$" in FORMS["tex"](some)
     for counts in (dict.fromkeys(METHODS, 2), dict.fromkeys(METHODS, 1)):
@@ -367,6 +367,29 @@ def test_a_cell_with_fewer_runs_is_marked_and_not_summarise(tmp_path: Path) -> N
         assert "first of the five in 1 of 1" in whole.verdict()
     assert not results(plan_of(), tmp_path, {"pdsl": 2, "muffliato": 2}).first(HERE)
     assert "superscript" not in caption_of(results(plan_of(), tmp_path, dict.fromkeys(METHODS, 2)))
+
+
+def test_a_table_has_all_kept_seeds_and_marks_cells_with_more(tmp_path: Path) -> None:
+    found: dict[str, KeptCell] = {}
+    for method in METHODS:
+        for agents, count in ((10, 6), (15, 2), (20, 2)):
+            found |= kept(plan_of(seeds=count), replace(HERE, method=method, agents=agents), count, accuracy=0.5)
+    shown = collect("table1", plan_of(seeds=1), tmp_path, found)
+    assert shown.entries[HERE].seeds == tuple(range(6))
+    assert shown.entries[replace(HERE, agents=20)].seeds == (0, 1)
+    assert {seed for _, seed in shown.runs} == set(range(6))
+    assert set(shown.curves(HERE)) == set(range(6))
+    _, block, *_ = blocks(shown, [("ring", 10), ("ring", 15)])
+    assert [cell.ours for cell in block.rows["pdsl"]] == ["0.500⁶", "0.500"]
+    assert "and 2 seeds;" in caption_of(shown)
+
+
+def test_a_table_names_the_command_of_each_cell(tmp_path: Path) -> None:
+    rows = as_dict(collect("table1", plan_of(seeds=3, variant="scratch"), tmp_path, {}))["cells"]
+    command = "pdsl reproduce table1 --reading total --variant scratch --seeds 3"
+    command += " --only agents={},graph=ring,epsilon=2,method=pdsl"
+    at = [(r["agents"], r["command"]) for r in rows if (r["graph"], r["epsilon"], r["method"]) == ("ring", 2, "pdsl")]
+    assert at == [(agents, command.format(agents)) for agents in (10, 15, 20)]
 
 
 def keep_table(place: Path, tmp_path: Path) -> None:
@@ -395,10 +418,10 @@ def test_a_kept_table_loses_no_run(tmp_path: Path) -> None:
         plan_of(rounds=3),
         plan_of(rates=(3.0,)),
         plan_of(assignments=("batch.size=16",)),
-        plan_of(seeds=1),
     ):
         with refused("table1-curves.csv has ", "would be lost", "--keep"):
             check_keep(replace(other, asked=(HERE,)), tmp_path, place, earlier)
+    check_keep(plan_of(seeds=1), tmp_path, place, earlier)  # the second seed stays
     check_keep(plan_of(quick=True), tmp_path, place, earlier)  # these tables have a folder of their own
     check_keep(plan_of(variant="scratch"), tmp_path, place, earlier)
     with refused("would be lost"):

@@ -147,6 +147,12 @@ def job_of(task: Task, setting: Setting, learning_rate: float, seed: int) -> Job
     return Job(f"{where}-{setting.method}-rate{show_rate(learning_rate)}-seed{seed}-{key}", config)
 
 
+def cell_and_seed(name: str) -> tuple[str, int]:
+    """The name of a job without its seed and hash, and the seed."""
+    cell, _, rest = name.rpartition("-seed")
+    return cell, int(rest.partition("-")[0])
+
+
 @dataclass(frozen=True)
 class SweepPlan:
     """Settings of the paper that a command runs. A cell does not depend on the other cells of the command."""
@@ -197,6 +203,13 @@ def _check_assignment(assignment: str) -> None:
     for name, option in SET_BY_OPTION.items():
         if name == key or name.startswith(f"{key}."):
             raise PdslError(f"--set {assignment}: {name} identifies a cell of the table; choose with {option}")
+
+
+def cell_command(task: Task, setting: Setting, seeds: int) -> str:
+    """The command that runs one cell."""
+    epsilon = "" if task.reading == "none" else f",epsilon={task.epsilon(setting):g}"
+    only = f"agents={setting.agents},graph={setting.graph}{epsilon},method={setting.method}"
+    return _command(setting.table, task, only, seeds)
 
 
 def _command(target: str, task: Task, only: str | None, seeds: int) -> str:

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 
 from pdsl.algorithms.schedule import AUTO
 from pdsl.reproduce.archive import KeptCell, digest, matching_scores
-from pdsl.reproduce.cells import SweepPlan
+from pdsl.reproduce.cells import SweepPlan, cell_and_seed, job_of
 from pdsl.reproduce.paper import METHODS, TITLES, Setting, accuracies, settings_of
 from pdsl.sweep.job import Curve, Job, Score, load_failure, load_score, read_curve
 from pdsl.sweep.significance import PairedDifference, paired_difference
@@ -174,7 +174,7 @@ class Results:
         """The job of a finished run."""
         rate = self.entries[setting].learning_rate
         assert rate is not None
-        return self.plan.tuning(setting).finals(rate)[self.plan.seeds.index(seed)]
+        return job_of(self.plan.task, setting, rate, seed)
 
     def curves(self, setting: Setting) -> dict[int, Curve]:
         """Loss and accuracy over rounds, by seed."""
@@ -235,14 +235,14 @@ def _entries(
 ) -> dict[Setting, Entry]:
     tunings = {s: plan.tuning(s) for s in settings}
     scores = _scores([job for tuning in tunings.values() for job in tuning.trials.values()], folder, kept)
-    entries = {}
+    seeds, entries = _known_seeds(folder, kept), {}
     for s, tuning in tunings.items():
         rate = tuning.best_rate(scores)
-        finals = [] if rate is None else tuning.finals(rate)
-        found = _scores(finals, folder, kept)
+        finals = {} if rate is None else _finals(plan, s, rate, seeds)
+        found = _scores(list(finals.values()), folder, kept)
         good = {
             seed: found[job.name]
-            for seed, job in zip(plan.seeds, finals, strict=False)
+            for seed, job in finals.items()
             if job.name in found and found[job.name].failed is None
         }
         wrong = {name: score.failed for name, score in found.items()}
@@ -250,6 +250,24 @@ def _entries(
         failed = tuple(f"{name}: {reason}" for name, reason in wrong.items() if reason)
         entries[s] = Entry(s, accuracies()[s], rate, tuple(good), tuple(good.values()), failed)
     return entries
+
+
+def _finals(plan: SweepPlan, setting: Setting, rate: float, known: Mapping[str, set[int]]) -> dict[int, Job]:
+    """Final runs of a setting by seed: those of the plan, and of further seeds that have runs already."""
+    cell = cell_and_seed(job_of(plan.task, setting, rate, plan.seeds[0]).name)[0]
+    seeds = sorted({*plan.seeds, *known.get(cell, ())})
+    return {seed: job_of(plan.task, setting, rate, seed) for seed in seeds}
+
+
+def _known_seeds(folder: Path | None, kept: Mapping[str, KeptCell]) -> dict[str, set[int]]:
+    """Seeds of the runs in a folder and of the kept runs, by cell."""
+    places = [] if folder is None else (folder / CELLS).glob("*-seed*")
+    names = [*kept, *(path.name for path in places if path.is_dir())]
+    seeds: dict[str, set[int]] = {}
+    for name in names:
+        cell, seed = cell_and_seed(name)
+        seeds.setdefault(cell, set()).add(seed)
+    return seeds
 
 
 def _scores(jobs: Sequence[Job], folder: Path | None, kept: Mapping[str, KeptCell]) -> dict[str, Score]:

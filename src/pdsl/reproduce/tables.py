@@ -6,13 +6,14 @@ The layout has a block of rows for each ε, and a column for each graph and M.
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from rich.table import Table
 
-from pdsl.reproduce.cells import READINGS, VARIANTS
+from pdsl.reproduce.cells import READINGS, VARIANTS, cell_command
 from pdsl.reproduce.paper import AGENTS, EPSILONS, GRAPHS, METHODS, Setting
 from pdsl.reproduce.results import Entry, Results, round5
 from pdsl.sweep.tuning import AUTO_RATE, show_rate
@@ -99,18 +100,26 @@ def _without_noise(results: Results, entry: Entry | None) -> TableCell:
 
 
 def _ours(results: Results, entry: Entry) -> str:
-    """Our accuracy, with the number of seeds as a superscript if some are missing."""
+    """Our accuracy, with the number of seeds as a superscript if it is not that of most cells."""
     if entry.ours is None:
         return MISSING
-    return f"{entry.ours:.3f}{f'{len(entry.seeds)}'.translate(SUPERSCRIPTS) if _misses_seeds(results, entry) else ''}"
+    return (
+        f"{entry.ours:.3f}{f'{len(entry.seeds)}'.translate(SUPERSCRIPTS) if _has_other_seeds(results, entry) else ''}"
+    )
 
 
-def _misses_seeds(results: Results, entry: Entry) -> bool:
-    return 0 < len(entry.seeds) < len(results.plan.seeds)
+def _usual_seeds(results: Results) -> int:
+    """Number of seeds of most cells that have runs; the largest if several numbers are equally frequent."""
+    counts = Counter(len(entry.seeds) for entry in results.entries.values() if entry.seeds)
+    return max(counts, key=lambda seeds: (counts[seeds], seeds), default=len(results.plan.seeds))
+
+
+def _has_other_seeds(results: Results, entry: Entry) -> bool:
+    return bool(entry.seeds) and len(entry.seeds) != _usual_seeds(results)
 
 
 def caption(results: Results) -> str:
-    p = results.plan
+    p, seeds = results.plan, _usual_seeds(results)
     rates = p.task.rates_of(results.target)
     chosen = (
         f"the best of {', '.join(map(show_rate, rates))} on the public set, for each method and graph, at"
@@ -121,12 +130,12 @@ def caption(results: Results) -> str:
     models = "" if p.task.quick else f" Models: {VARIANTS[p.task.variant]}."  # --quick has models of its own
     text = (
         f"The paper's accuracy, ours, and the difference. Ours: test accuracy, mean over the agents' models and"
-        f" {len(p.seeds)} seed{'s' * (len(p.seeds) > 1)}; ε read as {p.task.reading}: {READINGS[p.task.reading]}."
+        f" {seeds} seed{'s' * (seeds > 1)}; ε read as {p.task.reading}: {READINGS[p.task.reading]}."
         f"{models} Learning rate: {chosen}. {_lengths(results)}. {MISSING}: not run."
         f" Bold: first of the five. {DECIDED}: the 95 % intervals of its paired differences to all others exclude zero."
     )
-    if any(_misses_seeds(results, entry) for entry in (*results.entries.values(), *results.noise_off.values())):
-        text += " A superscript is the number of seeds, if some are missing."
+    if any(_has_other_seeds(results, entry) for entry in (*results.entries.values(), *results.noise_off.values())):
+        text += " A superscript is the number of seeds, where it differs."
     return text if not p.task.quick else f"{text} Quick: handwritten digits and few rounds, not the paper's task."
 
 
@@ -262,6 +271,7 @@ def as_dict(results: Results) -> JsonDict:
             entry.as_dict()
             | {"first": results.first(setting), "decided": results.decided(setting)}
             | {"epsilon": p.task.epsilon(setting), "noise_off": round5(off[setting].ours) if setting in off else None}
+            | {"command": cell_command(p.task, setting, max(len(entry.seeds), len(p.seeds)))}
             for setting, entry in results.entries.items()
         ],
         "learning_rates": [trials.as_dict() for trials in results.trials],
