@@ -51,6 +51,7 @@ NAMES = {
     "public": "public set alone",
     "scratch": "private, from scratch",
 }
+METHODS = ["features", "start", "scratch"]  # that are run; the public set alone is measured with the features
 COLOURS = {"start": "#1d4ed8", "features": "#0f766e", "public": "#b45309", "scratch": "#6b7280"}
 FIELDS = ("data", "epsilon", "size", "seed", "method", "accuracy")
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 400, 260, 48, 30, 40  # of a panel
@@ -180,8 +181,9 @@ def panel(data: str, rows: Rows) -> Markup:
     return element("g", *marks)
 
 
-def draw(folder: Path, file: Path) -> None:
-    kept = {data: rows for data in TITLES if (rows := read(folder / f"{data}.csv"))}
+def draw(folder: Path, file: Path, epsilon: float) -> None:
+    kept = {data: [row for row in read(folder / f"{data}.csv") if row["epsilon"] == f"{epsilon:g}"] for data in TITLES}
+    kept = {data: rows for data, rows in kept.items() if rows}
     panels = [
         element("g", panel(data, rows), transform=f"translate({n * (WIDTH + 16)} 26)")
         for n, (data, rows) in enumerate(kept.items())
@@ -204,7 +206,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--epsilon", type=float, default=2.0)
-    parser.add_argument("--methods", nargs="+", default=["features", "start", "scratch"], choices=list(NAMES))
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("docs/results/public-set"))
     parser.add_argument("--figure", type=Path)
@@ -212,9 +214,9 @@ def main() -> None:
     if asked.data is not None:
         file = asked.out / f"{asked.data}.csv"
         run(asked, file)
-        table(read(file))
+        table([row for row in read(file) if row["epsilon"] == f"{asked.epsilon:g}"])
     if asked.figure is not None:
-        draw(asked.out, asked.figure)
+        draw(asked.out, asked.figure, asked.epsilon)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,9 @@ class Config(Section):
         0.0, ge=0, lt=1, description="β: EMA decay of the released models (smaller in the first rounds); 0: off"
     )
     baselines: Literal["all", "public", "none"] = Field(
-        "all", description="baselines after the last round: all, the public set alone, or none; private runs: public"
+        "all",
+        description="baselines after the last round: all, public (the public set alone) or none; private runs, several"
+        " ranks and peers: at most public",
     )
     data: DataSettings = DataSettings()
     partition: PartitionSettings = PartitionSettings()

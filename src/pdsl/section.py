@@ -1,9 +1,11 @@
 """A section of settings: frozen, typed, and it refuses unknown names."""
 
+import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
 
 from pdsl.utils.errors import PdslError
 from pdsl.utils.types import JsonDict
@@ -56,10 +58,24 @@ def describe_section(section: type[Section], prefix: str = "") -> Iterator[tuple
     defaults = {name: field.get_default() for name, field in section.model_fields.items()}
     for name, default in defaults.items():
         if not isinstance(default, Section):
-            yield f"{prefix}{name}", default, section.model_fields[name].description or ""
+            yield f"{prefix}{name}", default, _help(section.model_fields[name])
     for name, default in defaults.items():
         if isinstance(default, Section):
             yield from describe_section(type(default), f"{prefix}{name}.")
+
+
+def _help(field: FieldInfo) -> str:
+    """Description of a setting, with the values that it may have unless the description names all of them."""
+    text, choices = field.description or "", _choices(field.annotation)
+    named = all(re.search(rf"(?<![\w-]){re.escape(value)}(?![\w-])", text) for value in choices)
+    return text if named else f"{text}; one of {', '.join(choices)}".removeprefix("; ")
+
+
+def _choices(annotation: object) -> list[str]:
+    """Words that a setting may have: those of a Literal, which may be part of a union."""
+    if get_origin(annotation) is Literal:
+        return [value for value in get_args(annotation) if isinstance(value, str)]
+    return [value for part in get_args(annotation) for value in _choices(part)]
 
 
 def setting_names(section: type[Section], prefix: str = "") -> set[str]:

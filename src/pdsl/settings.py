@@ -22,8 +22,8 @@ def file_kind(path: object) -> str | None:
 class DataSettings(Section):
     name: Literal["digits", "mnist", "fashion-mnist", "cifar10", "npz", "csv", "parquet", "python"] = Field(
         "digits",
-        description="data set; npz, csv, parquet: your own files at data.path (default by its extension); python: an"
-        " object given to pdsl.train",
+        description="data set: digits, mnist, fashion-mnist, cifar10; npz, csv, parquet: your own files at data.path"
+        " (default: its extension); python: an object given to pdsl.train",
     )
     path: str | None = Field(None, description="for npz, csv and parquet: a file, or a folder with one file per agent")
     test_path: str | None = Field(None, description="for csv and parquet: a file with test records")
@@ -47,7 +47,9 @@ class DataSettings(Section):
         None, description="bytes (uint8) are pixels and are divided by 255 (true), or integers (false)"
     )
     scale: Literal["none", "public"] | None = Field(
-        None, description="public: standardise inputs by mean and deviation of Q; default for tables, else none"
+        None,
+        description="public: standardise inputs by mean and deviation of Q (default for tables); none: leave them as"
+        " they are",
     )
     validation: int | None = Field(
         None, ge=1, description="size of the public set Q; default 2000, digits 100, at most half of the test set"
@@ -75,7 +77,9 @@ class DataSettings(Section):
 
 class PartitionSettings(Section):
     kind: Literal["dirichlet", "iid", "shards", "quantity", "natural"] = Field(
-        "dirichlet", description="how records are split across agents; npz folders are always natural"
+        "dirichlet",
+        description="how records without an owner are split across agents: dirichlet, iid, shards, quantity; natural:"
+        " all records have owners",
     )
     mu: float = Field(0.25, gt=0, description="dirichlet and quantity: concentration; smaller is more heterogeneous")
     classes: int = Field(2, ge=1, description="shards: classes per agent")
@@ -102,8 +106,9 @@ class GraphSettings(Section):
         "python",
     ] = Field(
         "ring",
-        description="topology; one-peer-exponential and base-k change every round; file: an edge list at graph.path;"
-        " python: a graph given to pdsl.train",
+        description="topology: full, ring, bipartite, complete-bipartite, star, line, grid, torus, exponential,"
+        " k-regular, erdos-renyi, small-world; changing every round: one-peer-exponential, base-k; file: an edge list"
+        " at graph.path; python: a graph given to pdsl.train",
     )
     agents: int = Field(10, ge=2, description="number of agents M")
     degree: int = Field(4, ge=1, description="k-regular and small-world: neighbours of each agent, itself not counted")
@@ -178,7 +183,10 @@ class PublicSettings(Section):
         None, description="patches and scattering: average over left-right mirror images; default: for colour images"
     )
     components: int = Field(
-        1000, ge=0, le=100_000, description="principal components of the features on Q; 0: all features as they are"
+        1000,
+        ge=0,
+        le=100_000,
+        description="principal components of the features on Q; 0: all features, scaled to norm 1 only",
     )
     whitening: float = Field(
         0.5, ge=0, le=1, description="0: components keep their variances on Q; 1: all have the same"
@@ -187,7 +195,10 @@ class PublicSettings(Section):
         "none", description="initial models: none: random or zero; labels: trained on Q and its labels"
     )
     held_out: float = Field(
-        0.1, gt=0, lt=1, description="start=labels: fraction of Q that is not trained on, and so can value messages"
+        0.1,
+        gt=0,
+        lt=1,
+        description="start=labels: fraction of Q that is kept for valuing messages and for the automatic learning rate",
     )
 
     @property
@@ -246,7 +257,8 @@ class ShapleySettings(Section):
     )
     value: Literal["accuracy", "loss", "centred"] = Field(
         "centred",
-        description="value of a model on Q: minus loss with centred logits, minus loss, or accuracy (paper)",
+        description="value of a model on Q: centred: minus loss with centred logits; loss: minus loss; accuracy:"
+        " as in the paper",
     )
     step_fraction: float = Field(
         0.1, gt=0, description="step by which a message is valued, as a fraction of the largest learning rate; paper: 1"
@@ -292,14 +304,14 @@ class PrivacySettings(Section):
     )
     delta: float = Field(1e-5, gt=0, lt=1, description="δ of the whole run")
     clipping: Literal["per-sample", "batch"] = Field(
-        "per-sample", description="clip the gradient of each record, or of the batch (paper)"
+        "per-sample", description="per-sample: clip the gradient of each record; batch: of the whole batch (paper)"
     )
     max_grad_norm: float = Field(1.0, gt=0, description="clipping threshold C")
     noise_multiplier: float | None = Field(
         None, ge=0, description="advanced: set σ/(√k·Δ) directly; target_epsilon then only limits the budget"
     )
     sigma: float | None = Field(
-        None, ge=0, description="advanced: set σ of the noise on every message directly, likewise"
+        None, ge=0, description="advanced: set σ of every message directly; target_epsilon then only limits the budget"
     )
     epsilon_per_round: float | None = Field(
         None,
@@ -344,9 +356,11 @@ class PrivacySettings(Section):
 
 
 class AttackSettings(Section):
-    label_flip: int = Field(0, ge=0, description="agents that train on flipped labels; for simulations, as the others")
-    gaussian: int = Field(0, ge=0, description="agents that send a random vector of norm C instead of a gradient")
-    free_rider: int = Field(0, ge=0, description="agents that send a zero gradient plus the usual noise")
+    label_flip: int = Field(0, ge=0, description="simulated attackers that train on flipped labels")
+    gaussian: int = Field(
+        0, ge=0, description="simulated attackers that send a random vector of norm C instead of a gradient"
+    )
+    free_rider: int = Field(0, ge=0, description="simulated attackers that send a zero gradient plus the usual noise")
 
 
 class EngineSettings(Section):

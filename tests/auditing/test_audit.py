@@ -172,5 +172,5 @@ def test_records_of_a_table_with_few_columns_may_be_close_by_chance() -> None:
     x = torch.randn(3000, 5, generator=torch.Generator().manual_seed(0))
     e = experiment("softmax", (x, (x[:, 0] > 0).long()), graph="full", rounds=2)
     assert check_public(e).verdict is Verdict.PASS
-    near = replace(e, validation=(e.data.x[:300] * 1.001, e.data.y[:300]))
+    near = replace(e, public=replace(e.public, public=(e.data.x[:300] * 1.001, e.data.y[:300])))
     assert check_public(near).verdict is Verdict.FAIL

@@ -59,6 +59,16 @@ def again(config: Config, tmp_path: Path) -> Config:
     return load(plain)
 
 
+def test_the_help_of_a_setting_names_every_word_that_it_accepts() -> None:
+    texts = {name: text for name, _, text in describe()}
+    assert texts["task.kind"].endswith("; one of auto, multiclass, binary, multilabel, regression, custom")
+    assert "one of" not in texts["graph.kind"] + texts["privacy.mode"]
+    for word in ("dirichlet", "iid", "shards", "quantity", "natural"):
+        assert word in texts["partition.kind"]
+    assert "fashion-mnist" in texts["data.name"] and "multilabel" in texts["task.kind"]
+    assert "per-sample" in texts["privacy.clipping"] and "zero" in texts["algorithm.shapley.empty_value"]
+
+
 @pytest.mark.parametrize(("name", "value"), PROMISED)
 def test_set_changes_one_setting(name: str, value: Any, tmp_path: Path) -> None:
     text = list(value) if isinstance(value, tuple) else value

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from pdsl.public.features import BUILT_IN
+from pdsl.public.knowledge import hold_out
 from pdsl.public.projection import Projection
-from tests.faults.base import BARE, PUBLIC_PARTS, Values, experiment, fault, substitute
+from tests.faults.base import BARE, PUBLIC_PARTS, RECORDS_APART, Values, datasets, experiment, fault, substitute
 
 LEARNED: Values = {
     "model": {"name": "linear"},
@@ -112,3 +113,38 @@ def project_with(monkeypatch: pytest.MonkeyPatch, records: int) -> None:
 def private_records_in_the_projection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Principal components are those of private records too."""
     project_with(monkeypatch, 100)
+
+
+def publish_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of the public set are agents' records."""
+    honest = experiment.split_public
+
+    def split(data: Any, *of: Any) -> Any:
+        (x, y), test = honest(data, *of)
+        count = 9 * len(y) // 10
+        trained = torch.nonzero(hold_out(len(y), 0.1))[:count, 0]
+        x, y = x.clone(), y.clone()
+        x[trained], y[trained] = data.x[: len(trained)], data.y[: len(trained)]
+        return (x, y), test
+
+    monkeypatch.setenv("PDSL_CACHE", tempfile.mkdtemp())  # faulty results must not be found by honest runs
+    substitute(monkeypatch, experiment, "split_public", split)
+
+
+@fault(BARE, RECORDS_APART, model={"name": "softmax"}, public={"start": "labels"})
+def agents_records_in_the_part_of_the_public_set_that_is_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start is trained on agents' records; the records that value messages are public."""
+    publish_records(monkeypatch)
+
+
+@fault(BARE, PUBLIC_PARTS, model={"name": "softmax"}, data={"scale": "public"})
+def normalisation_of_private_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs are standardised by mean and deviation of all records, private ones too."""
+    honest, honest_measure, private = experiment.standardise, datasets.measure_scaling, []
+
+    def standardise(data: Any, *of: Any) -> Any:
+        private[:] = [data.x]
+        return honest(data, *of)
+
+    substitute(monkeypatch, experiment, "standardise", standardise)
+    substitute(monkeypatch, datasets, "measure_scaling", lambda x: honest_measure(torch.cat([x, *private])))

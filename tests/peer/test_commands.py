@@ -83,7 +83,7 @@ def test_mistakes(three: Path) -> None:
 
 def test_missing_grpc_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "grpc", None)
-    with refused("pip install 'pdsl[peer]'"):
+    with refused("pip install grpcio"):
         tls.load_grpc()
 
 

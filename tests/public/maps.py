@@ -17,6 +17,38 @@ def centred(images: Tensor) -> Tensor:
     return rows - rows.mean(0)
 
 
+def relative(images: Tensor) -> Tensor:
+    """Depends on the first record of a block."""
+    rows = images.flatten(1)
+    return rows - rows[:1]
+
+
+def cumulated(images: Tensor) -> Tensor:
+    """Depends on all earlier records of a block."""
+    return images.flatten(1).cumsum(0)
+
+
+def placed(images: Tensor) -> Tensor:
+    """Depends on the place of a record in its block."""
+    return images.flatten(1) + torch.arange(len(images))[:, None]
+
+
+def undefined(images: Tensor) -> Tensor:
+    """NaN for some records."""
+    rows = images.flatten(1)
+    return torch.where(rows.sum(1, keepdim=True) > 0, rows, torch.nan)
+
+
+def pieces(images: Tensor) -> Tensor:
+    """Four rows for each record."""
+    return images.reshape(-1, 16)
+
+
+def broken(images: Tensor) -> Tensor:
+    found: Tensor = {"features": images}["no such key"]
+    return found
+
+
 def noisy(images: Tensor) -> Tensor:
     return images.flatten(1) + torch.rand(len(images), 1)
 

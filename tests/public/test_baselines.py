@@ -1,6 +1,7 @@
 """Baselines against literal loops, and the sentence about the gain."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -180,6 +181,31 @@ def test_a_baseline_that_diverges_is_none(monkeypatch: pytest.MonkeyPatch) -> No
     assert "pooled" not in text and "over the public set alone" in text
 
 
+def test_baselines_of_a_run_that_stopped_early_have_its_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = []
+    honest = baselines._train
+
+    def counted(e: Any, *of: Any, **named: Any) -> torch.Tensor:
+        lengths.append(e.config.rounds)
+        return honest(e, *of, **named)
+
+    monkeypatch.setattr(baselines, "_train", counted)
+    budget = {"noise_multiplier": 1.0, "target_epsilon": 3.0}
+    result = pdsl.train("linear", "digits", privacy=budget, **{**SMALL, "rounds": 60})
+    assert len(result.rows) < 20
+    assert set(result.baselines) > {"alone_private", "central"}
+    assert set(lengths) == {len(result.rows)}
+
+
+def test_a_run_with_an_unusable_cache_keeps_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PDSL_CACHE", str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match="cannot use the cache"):
+        result = pdsl.train("linear", "digits", out=tmp_path / "run", baselines="public", **SMALL)
+    assert result.baselines["public"] == pytest.approx(result.summary["baselines"]["public"])
+    assert (tmp_path / "run/report.html").exists()
+
+
 @pytest.mark.parametrize(
     ("score", "found", "metric", "higher", "text"),
     [
@@ -209,6 +235,8 @@ def test_a_baseline_that_diverges_is_none(monkeypatch: pytest.MonkeyPatch) -> No
         ),
         (5.0, {"public": 4.0}, "rmse", False, "Collaboration was worth nothing here: −25.0 % of rmse over the public"
                                               " set alone."),
+        (-48.0, {"public": -50.0}, "loss", False, "Collaboration was worth nothing here: −4.0 % of loss over the public"
+                                                  " set alone."),
         (0.9, {}, "accuracy", True, ""),
         (0.9, {"public": None, "alone": 0.5}, "accuracy", True, ""),
         (float("nan"), {"public": 0.5}, "accuracy", True, ""),

@@ -75,6 +75,18 @@ def test_a_feature_that_is_constant_on_the_public_set_stays_small() -> None:
     assert torch.allclose(layer(x), layer(other), atol=1e-4)
 
 
+@pytest.mark.parametrize("n", [100, 6])
+def test_private_values_of_a_constant_feature_do_not_dominate(n: int) -> None:
+    """More components than directions with variance: those without are zero."""
+    x = correlated(n, 10)
+    x[:, 3] = 2.0
+    other = x.clone()
+    other[:, 3] = -50.0
+    layer = fitted(x, min(10, n - 1), 0.5)
+    assert torch.allclose(layer(x), layer(other), atol=1e-6)
+    assert bool(layer(x).isfinite().all())
+
+
 @pytest.mark.parametrize("n", [3, 8])
 def test_equal_public_records_are_refused(n: int) -> None:
     with refused("public.features", "the same features"):

@@ -253,6 +253,12 @@ def test_a_changed_map_of_the_same_name_is_not_found_in_the_cache(monkeypatch: p
     ("name", "words"),
     [
         ("tests.public.maps:centred", "depend on the other records"),
+        ("tests.public.maps:relative", "depend on the other records"),
+        ("tests.public.maps:cumulated", "depend on the other records"),
+        ("tests.public.maps:placed", "depend on its place"),
+        ("tests.public.maps:undefined", "infinite or undefined"),
+        ("tests.public.maps:pieces", "returns 128 rows for 32 records"),
+        ("tests.public.maps:broken", "no such key"),
         ("tests.public.maps:noisy", "or are random"),
         ("tests.public.maps:number", "not callable"),
         ("tests.public.maps:missing", "missing"),
@@ -264,6 +270,35 @@ def test_a_changed_map_of_the_same_name_is_not_found_in_the_cache(monkeypatch: p
 def test_maps_that_cannot_be_used_are_refused_in_one_line(name: str, words: str) -> None:
     with refused("public.features", words):
         experiment(public={"features": name}, **QUICK)
+
+
+def test_maps_of_images_refuse_integers_in_one_line() -> None:
+    x, y = torch.randint(0, 200, (300, 1, 8, 8)), torch.arange(300) % 3
+    with refused("public.features=patches takes floats, not torch.int64"):
+        experiment(nn.Flatten(), (x, y), graph="ring", public={"features": "patches", "patch": 3}, rounds=1)
+
+
+def test_the_frozen_layers_of_a_users_model_are_not_shared_with_the_result() -> None:
+    model = frozen_model()
+    model.train()
+    result = pdsl.train(model, "digits", public={"features": "model", "components": 0}, **QUICK)
+    assert all(layer.training for layer in model.modules())
+    images = torch.randn(5, 1, 8, 8)
+    before = result.model(images)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert torch.equal(result.model(images), before)
+
+
+def test_scattering_of_mirror_images_has_a_digest_of_its_own() -> None:
+    public = {"features": "scattering", "pool": 1, "components": 0}
+    digests = set()
+    for mirror in (False, True):
+        features = experiment(public={**public, "mirror": mirror}, **QUICK).public.features
+        assert features is not None
+        digests.add(features.digest)
+    assert len(digests) == 2
 
 
 @pytest.mark.parametrize("features", ["patches", "scattering"])

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from pdsl.models.network import Network
 from pdsl.public import start
 from pdsl.public.knowledge import hold_out
 from pdsl.public.start import train_on_public
-from pdsl.tasks import MultiClass
+from pdsl.tasks import MultiClass, Regression
 from tests.helpers.experiments import experiment
 from tests.helpers.refusals import refused
 
@@ -204,6 +205,38 @@ def test_start_has_the_same_bits_in_another_process_and_with_two_workers(
         )
         digests.append(done.stdout)
     assert digests[0] == digests[1] != ""
+
+
+def test_another_loss_is_not_found_in_the_cache(empty_cache: Path) -> None:
+    """Two losses of one name, and one with another constant, which no source file shows."""
+
+    def weighted(factor: float) -> Any:
+        def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return factor * nn.functional.cross_entropy(
+                outputs, targets, reduction="none", label_smoothing=0.5 / factor
+            )
+
+        return loss
+
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    starts = [
+        experiment(model, loss=weighted(factor), public={"start": "labels"}, rounds=2).network.initial_parameters()
+        for factor in (1.0, 3.0)
+    ]
+    assert not torch.equal(*starts)
+
+
+def test_constants_of_the_task_are_part_of_the_key(empty_cache: Path) -> None:
+    """They come from all of Q, also from records that a start is not trained on."""
+    torch.manual_seed(0)
+    x, y, model = torch.randn(40, 4), torch.randn(40, 1), nn.Linear(4, 1)
+
+    def trained(scale: float) -> Tensor:
+        task = Regression(mean=torch.zeros(1), scale=torch.tensor([scale]))
+        return train_on_public(Network(model, task=task), x, y, torch.arange(40), False, False, "key")
+
+    assert torch.equal(trained(1.0), trained(1.0))
+    assert not torch.equal(trained(1.0), trained(5.0))
 
 
 def test_a_start_is_better_than_none(empty_cache: Path) -> None:

@@ -192,9 +192,9 @@ def test_mlflow_with_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("module", "make", "extra"),
     [
-        ("wandb", WandB, "pdsl[wandb]"),
-        ("mlflow", MLflow, "pdsl[mlflow]"),
-        ("torch.utils.tensorboard", lambda: TensorBoard("x"), "pdsl[tensorboard]"),
+        ("wandb", WandB, "pip install wandb"),
+        ("mlflow", MLflow, "pip install mlflow-skinny"),
+        ("torch.utils.tensorboard", lambda: TensorBoard("x"), "pip install tensorboard"),
     ],
 )
 def test_a_missing_package_is_named(module: str, make: Any, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:

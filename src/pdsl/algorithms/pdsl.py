@@ -43,7 +43,8 @@ class PDSL(Algorithm[State]):
 
     momentum: float = Field(0.5, ge=0, lt=1, description="α")
     step_scale: Literal["graph", "mean", "paper"] = Field(
-        "graph", description="weights π: shares times ω, so that all agents count alike (graph), shares, or shares / ω"
+        "graph",
+        description="weights π: graph: shares times ω, so that all agents count alike; mean: shares; paper: shares/ω",
     )
     gossip_steps: PositiveInt | Literal["auto"] = Field(
         "auto",

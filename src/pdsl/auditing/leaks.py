@@ -138,7 +138,8 @@ def check_public(e: Experiment) -> Finding:
     """Check that the public set and the test set contain no records of the agents."""
     own = {row for i in e.engine.agents for row in row_bytes(e.data.x[e.parts[i]], e.data.y[e.parts[i]])}
     problems = []
-    for name, (x, y) in (("public set", e.validation), ("test set", e.test)):
+    sets = {"public set": e.public_set, "set that values messages": e.validation, "test set": e.test}
+    for name, (x, y) in sets.items():
         shared = Counter(row in own for row in row_bytes(x, y))[True]
         allowed = MAX_SHARED * len(y) if e.data.published else 0
         if shared > allowed:
@@ -146,7 +147,7 @@ def check_public(e: Experiment) -> Finding:
     near, allowed_near = _count_near(e)
     if near > allowed_near:
         problems.append(f"{near} of {COMPARED} public records are agents' records with small changes")
-    return conclude("public records", problems, f"{len(e.validation[1])} public and {len(e.test[1])} test records")
+    return conclude("public records", problems, f"{len(e.public_set[1])} public and {len(e.test[1])} test records")
 
 
 def _count_near(e: Experiment) -> tuple[int, float]:
@@ -155,7 +156,7 @@ def _count_near(e: Experiment) -> tuple[int, float]:
     In a table with few columns records are close by chance. The rate among test records, which are public, says how
     often: as many are allowed for the training records, with three more in the test set for its uncertainty.
     """
-    some = _as_rows(e.validation[0][:COMPARED])
+    some = _as_rows(e.public_set[0][:COMPARED])
     own = _as_rows(concat([e.data.x[e.parts[i]] for i in e.engine.agents]))
     test = _as_rows(e.test[0])
 
@@ -185,7 +186,7 @@ def check_public_parts(e: Experiment) -> Finding:
     loss = e.task.loss
     key = getattr(e.streams, "key", None)
     private = e.data.published is None and e.streams.secret
-    raw = e.public.raw or e.data  # before any feature map
+    raw = e.public.raw or e.data  # before normalisation and feature map
     kept = torch.arange(len(raw.y)) < len(raw.y) - 1
     owner = raw.owner
     fewer = replace(raw, x=raw.x[kept], y=raw.y[kept], owner=None if owner is None else owner[kept])
@@ -210,7 +211,7 @@ def _public_differences(e: Experiment, other: Experiment) -> list[str]:
     equal_parts = {
         "the feature map": maps[0] == maps[1],
         "the initial model": torch.equal(initial_models(e), initial_models(other)),
-        "the public set": all(same(a, b) for a, b in zip(e.validation, other.validation, strict=True)),
+        "the public set": all(same(a, b) for a, b in zip(e.public_set, other.public_set, strict=True)),
         "the test set": all(same(a, b) for a, b in zip(e.test, other.test, strict=True)),
         "the sampling rate": e.batches.rate == other.batches.rate,
         "the noise": all(

@@ -25,7 +25,7 @@ def import_pandas() -> Any:
     try:
         import pandas
     except ImportError as error:
-        raise PdslError("tables need pandas; install it with: pip install 'pdsl[pandas]'") from error
+        raise PdslError("tables need pandas; install it with: pip install pandas pyarrow") from error
     return pandas
 
 
@@ -48,7 +48,7 @@ def read_table(path: Path) -> "pandas.DataFrame":
     try:
         frame = pandas.read_parquet(path) if path.suffix.lower() == ".parquet" else pandas.read_csv(path)
     except ImportError as error:
-        raise PdslError("Parquet files need pyarrow; install it with: pip install 'pdsl[pandas]'") from error
+        raise PdslError("Parquet files need pyarrow; install it with: pip install pyarrow") from error
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise PdslError(f"{path}: cannot be read ({reason[:120]}); save it with pandas to_csv or to_parquet") from error

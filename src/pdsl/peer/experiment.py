@@ -1,6 +1,6 @@
 """The experiment of one organisation, built from the plan and its folder; it owns one agent.
 
-data.npz      x [n, ...] and y [n]: private records, which never leave the folder
+data.npz      x [n, ...] and y [n]: private records, which never leave the machine (the cache may have their features)
 public.npz    x_validation, y_validation, x_test, y_test: the same for all members, verified by the hash in the plan
 """
 

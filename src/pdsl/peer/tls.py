@@ -25,7 +25,7 @@ def load_grpc() -> Any:
         import grpc
         import grpc.aio
     except ImportError as e:
-        raise PdslError("peer mode needs grpcio; install it with: pip install 'pdsl[peer]'") from e
+        raise PdslError("peer mode needs grpcio; install it with: pip install grpcio") from e
     return grpc
 
 

@@ -76,13 +76,17 @@ def cached(kind: str, key: str, compute: Callable[[], Tensors], mode: int = PRIV
     return found, path
 
 
+class CacheError(PdslError):
+    """Files of the cache cannot be read or written."""
+
+
 @contextmanager
 def _refusing(folder: Path) -> Iterator[None]:
-    """Raise PdslError if files of the cache cannot be read or written."""
+    """Raise CacheError if files of the cache cannot be read or written."""
     try:
         yield
     except OSError as e:
-        raise PdslError(f"cannot use the cache {folder}: {e.strerror}; set PDSL_CACHE to another folder") from e
+        raise CacheError(f"cannot use the cache {folder}: {e.strerror}; set PDSL_CACHE to another folder") from e
 
 
 def _read(path: Path) -> Tensors | None:

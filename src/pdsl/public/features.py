@@ -4,6 +4,7 @@ import copy
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -29,7 +30,9 @@ BUILT_IN: dict[str, type[PatchFeatures | Scattering]] = {"patches": PatchFeature
 MODEL = "model"  # features are the outputs of the frozen first layers of the user's model
 BLOCK = 32  # records that are projected at once, always: so a record's bits do not depend on the number of records
 MAX_VARIANTS, ENOUGH = 20, 4000  # variants of each public image, and images after which there are no further ones
-FORMAT = 2  # of the feature maps: part of the key in the cache
+FORMAT = 3  # of the feature maps: part of the key in the cache
+CHECKED_PLACES = (0, 1, BLOCK // 2, BLOCK - 1)  # of a block, at which the features of a record are compared
+USER_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
 
 
 class Own(nn.Module):
@@ -69,7 +72,7 @@ class FeatureMap:
 
     def join(self, head: nn.Module) -> Chain:
         """The feature map followed by a model of its features."""
-        return join(copy.deepcopy(self.module), head)
+        return join(copy.deepcopy(self.module).cpu(), head)
 
     def __call__(self, inputs: Inputs, workers: Workers, device: str = "cpu", text: str = "features") -> Tensor:
         """Features [n, size] of records."""
@@ -122,6 +125,8 @@ def fit_features(
         own = build_map(settings, _shape(public), 0, backbone)[0]
         check_independence(own, public)
         code += tensors_digest([extract(own, public[:BLOCK], workers, device, "features")])
+    elif isinstance(public, Tensor) and not public.is_floating_point():
+        raise PdslError(f"public.features={settings.features} takes floats, not {public.dtype}; give x.float() / 255")
     relevant = settings.model_dump(mode="json", exclude={"start"})
     key = f"{FORMAT} {relevant} {tensors_digest([public])} {code} {device} {versions()['torch']}"
 
@@ -135,7 +140,9 @@ def fit_features(
     weights = {name.removeprefix("map."): t for name, t in found.items() if name.startswith("map.")}
     module = load_map(settings, public, weights, backbone)
     variants = found["variants"], found["record"]
-    digest = tensors_digest([weights[name] for name in sorted(weights)]) + code
+    digest = sha256(
+        f"{tensors_digest([weights[name] for name in sorted(weights)])} {relevant} {code}".encode()
+    ).hexdigest()
     _, path = cached("weights", digest, lambda: weights, PUBLIC)  # a run directory has a link to it
     return FeatureMap(module, variants[0].shape[1], digest, variants, path)
 
@@ -170,6 +177,8 @@ def _fit(
         mirror = uses_mirror(settings, public.shape[1:])
         images += [augment(public, mirror, generator) for _ in range(count_variants(len(public)))]
     raw = torch.cat([extract(extractor, x, workers, device, "features of the public set") for x in images])
+    if not bool(torch.isfinite(raw).all()):
+        raise PdslError("public.features: some features of public records are infinite or undefined; mend the function")
     size = raw.shape[1]
     components = min(settings.components, size, len(raw) - 1)
     layers = build_map(settings, _shape(public), components, backbone, size)
@@ -219,24 +228,42 @@ def _project(layer: nn.Module, raw: Tensor) -> Tensor:
 
 @torch.no_grad()
 def check_independence(extractor: nn.Module, public: Inputs) -> None:
-    """Raise PdslError unless the features of a record are the same whatever other records are in its block."""
-    rows = torch.arange(BLOCK).clamp(max=len(public) - 1)
-    others = rows.flip(0).clone()
-    others[0] = rows[0]
+    """Raise PdslError unless the features of a record are the same whatever other records are in its block.
+
+    Records at several places keep theirs, while all others are exchanged. A record that moves to another place has
+    the same features, up to rounding.
+    """
+    rows = torch.arange(BLOCK) % len(public)
+    others = (rows + 1) % len(public)
+    features = _features_of(extractor, public, rows)
+    for place in CHECKED_PLACES:
+        mixed = torch.where(torch.arange(BLOCK) == place, rows, others)
+        if not torch.equal(_features_of(extractor, public, mixed)[place], features[place]):
+            raise PdslError(
+                "public.features: the features of a record depend on the other records of its block, or are random;"
+                " make the function deterministic, a record at a time"
+            )
+    moved = _features_of(extractor, public, rows.roll(1))
+    if not torch.allclose(moved[1:], features[:-1], rtol=1e-3, atol=1e-3 * float(features.abs().max())):
+        raise PdslError("public.features: the features of a record depend on its place in a block; make them its own")
+
+
+def _features_of(extractor: nn.Module, public: Inputs, rows: Tensor) -> Tensor:
+    """Outputs of a user's extractor for some public records; PdslError if they are not finite features of each."""
     try:
-        first, second = (main_output(call(extractor, public[at]))[0] for at in (rows, others))
-    except (RuntimeError, TypeError, ValueError, IndexError) as e:
+        found = main_output(call(extractor, public[rows]))
+    except USER_ERRORS as e:
         line = next(iter(str(e).splitlines()), type(e).__name__)
         raise PdslError(f"public.features: it does not accept records of shape {describe_shape(public)}: {line}") from e
-    if not torch.equal(first, second):
-        raise PdslError(
-            "public.features: the features of a record depend on the other records of its block, or are random; make"
-            " the function deterministic, a record at a time"
-        )
+    if len(found) != len(rows):
+        raise PdslError(f"public.features: it returns {len(found)} rows for {len(rows)} records; return one for each")
+    if not bool(torch.isfinite(found).all()):
+        raise PdslError("public.features: some features of public records are infinite or undefined; mend the function")
+    return found
 
 
 def split_frozen(model: nn.Module | None) -> tuple[nn.Module, nn.Module]:
-    """The frozen first layers of a user's model, and the rest."""
+    """A copy of the frozen first layers of a user's model, and the rest."""
     layers = list(model.children()) if isinstance(model, nn.Sequential) else []
     frozen = 0
     while frozen < len(layers) and not any(p.requires_grad for p in layers[frozen].parameters()):
@@ -245,7 +272,7 @@ def split_frozen(model: nn.Module | None) -> tuple[nn.Module, nn.Module]:
         raise PdslError(
             "public.features=model: give a torch.nn.Sequential whose first layers are frozen (requires_grad=False)"
         )
-    return nn.Sequential(*layers[:frozen]), nn.Sequential(*layers[frozen:])
+    return copy.deepcopy(nn.Sequential(*layers[:frozen])), nn.Sequential(*layers[frozen:])
 
 
 def _import(path: str) -> Callable[..., object]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from pdsl.data import Data
+from pdsl.data.scaling import Scaling
 from pdsl.models.network import Network
 from pdsl.public.features import BUILT_IN, MODEL, FeatureMap, fit_features, split_frozen
 from pdsl.public.patches import uses_mirror
@@ -27,22 +28,24 @@ class PublicKnowledge:
 
     features: FeatureMap | None = None
     raw_shape: tuple[int, ...] | None = None  # of a record before the feature map; None: several tensors
-    normalised: bool = False  # inputs are standardised by mean and deviation of Q
+    scaling: Scaling | None = None  # mean and deviation of Q, if inputs are standardised by them
     start: str | None = None  # digest of the initial parameters, if they were trained on Q
     public: Records | None = field(default=None, repr=False)  # all of Q, after the feature map
     model: nn.Module | None = field(default=None, repr=False)  # the user's model, with its frozen first layers
-    raw: Data | None = field(default=None, repr=False)  # the data before the feature map, for an audit
+    raw: Data | None = field(default=None, repr=False)  # the data before normalisation and feature map, for an audit
     cold: Tensor | None = field(default=None, repr=False)  # [d] initial parameters before the start
 
     @property
     def uses(self) -> list[str]:
         """Purposes of the public set besides valuation, in words."""
-        used = {"features": self.features, "normalisation": self.normalised, "start": self.start}
+        used = {"features": self.features, "normalisation": self.scaling, "start": self.start}
         return [name for name, value in used.items() if value]
 
     def as_dict(self) -> JsonDict:
         """Uses and digests, for setup.json."""
-        digests = {"features": None if self.features is None else self.features.digest, "start": self.start}
+        scaling = None if self.scaling is None else tensors_digest([self.scaling.mean, self.scaling.deviation])
+        features = None if self.features is None else self.features.digest
+        digests = {"normalisation": scaling, "features": features, "start": self.start}
         return {"uses": self.uses, "digests": {name: digest for name, digest in digests.items() if digest}}
 
 
@@ -120,7 +123,7 @@ def train_publicly(
 ) -> Tensor:
     """Parameters [d] trained on the public set alone. Images get random variants, or features of variants.
 
-    `key`: digest of model and task. `chosen` [records] bool: the public records to train on; default all.
+    `key`: digest of the model. `chosen` [records] bool: the public records to train on; default all.
     """
     inputs, targets = public
     record, features = torch.arange(len(targets)), knowledge.features

@@ -6,14 +6,15 @@ from torch import Tensor, nn
 from pdsl.utils.errors import PdslError
 
 FLOOR = 1e-3  # smallest deviation of a feature, relative to the mean over all features
-RANK = 1e-9  # components with a smaller share of the largest variance are left out
+RANK = 1e-9  # components with a smaller share of the largest variance are set to 0
 
 
 class Projection(nn.Module):
     """Principal components of standardised features, scaled to norm 1: [n, features] → [n, components].
 
     With `whitening` w, a component of variance λ is multiplied by λ^(-w/2): w = 0 leaves it as it is, and w = 1 gives
-    all components the same variance. Norm 1 makes the gradients of all records comparable, so that clipping removes
+    all components the same variance. Components without variance on Q are 0, because private records could have any
+    value there. Norm 1 makes the gradients of all records comparable, so that clipping removes
     little.
     """
 
@@ -29,12 +30,13 @@ class Projection(nn.Module):
         """Fit to the features of public records [n, features]."""
         x = features.double()
         mean, deviation = x.mean(0), x.std(0, correction=0)
-        scale = 1 / (deviation + FLOOR * deviation.mean()).clamp(min=1e-12)
+        scale = torch.where(deviation > 0, 1 / (deviation + FLOOR * deviation.mean()).clamp(min=1e-12), 0)
         values, vectors = _principal_components((x - mean) * scale, self.matrix.shape[1])
         if float(values[0]) == 0:
             raise PdslError("public.features: all public records have the same features; use others, or leave it out")
         self.mean.copy_(mean)
-        self.matrix.copy_(scale[:, None] * vectors * values.clamp(min=RANK * values[0]) ** (-whitening / 2))
+        floor = RANK * values[0]
+        self.matrix.copy_(scale[:, None] * vectors * values.clamp(min=floor) ** (-whitening / 2) * (values > floor))
 
     def forward(self, features: Tensor) -> Tensor:
         projected: Tensor = (features - self.mean) @ self.matrix

@@ -53,9 +53,7 @@ def load_rasteriser() -> Callable[[str], bytes]:
     try:
         from resvg_py import svg_to_bytes
     except ImportError as error:
-        raise PdslError(
-            "--figures needs a package to draw PNG; install it with: pip install 'pdsl[figures]'"
-        ) from error
+        raise PdslError("--figures needs a package to draw PNG; install it with: pip install resvg-py") from error
 
     def png(svg: str) -> bytes:
         return bytes(svg_to_bytes(svg_string=svg, zoom=SCALE))

@@ -35,7 +35,7 @@ class TensorBoard(RunListener):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise PdslError("TensorBoard needs a package; install it with: pip install 'pdsl[tensorboard]'") from error
+            raise PdslError("TensorBoard needs a package; install it with: pip install tensorboard") from error
         check_folder(folder, "--tensorboard")
         self._make = SummaryWriter
         self._folder = folder
@@ -78,7 +78,7 @@ class WandB(RunListener):
         try:
             import wandb
         except ImportError as error:
-            raise PdslError("WandB needs a package; install it with: pip install 'pdsl[wandb]'") from error
+            raise PdslError("WandB needs a package; install it with: pip install wandb") from error
         self._wandb: Any = wandb
         self._project, self._name, self._mode, self._folder = project, name, mode, folder
         self._run: Any = None
@@ -121,7 +121,7 @@ class MLflow(RunListener):
         try:
             from mlflow import MlflowClient
         except ImportError as error:
-            raise PdslError("MLflow needs a package; install it with: pip install 'pdsl[mlflow]'") from error
+            raise PdslError("MLflow needs a package; install it with: pip install mlflow-skinny") from error
         given = Path(uri).absolute().as_uri() if uri is not None and "://" not in str(uri) else uri
         self._client: Any = MlflowClient(None if given is None else str(given))
         self._experiment, self._name = experiment, name

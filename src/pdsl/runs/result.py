@@ -177,7 +177,7 @@ class Result:
     @cached_property
     def baselines(self) -> Baselines:
         """Headline metric of the public set alone, each agent alone, pooled data and a trusted server."""
-        return compute_baselines(self.experiment)
+        return compute_baselines(self.experiment, len(self.rows))
 
     @property
     def edges(self) -> list[tuple[int, int]]:

@@ -15,6 +15,8 @@ simulations only: a run with secret noise has the first one alone.
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,11 +24,13 @@ from torch import Tensor
 from pdsl.gradients.clipping import LocalGradients
 from pdsl.metrics import BASELINES as NAMES
 from pdsl.privacy.seal import model_digest
+from pdsl.public.cache import CacheError, without_cache
 from pdsl.public.knowledge import train_publicly
 from pdsl.public.start import BATCH, STEPS, fit_without_privacy, with_start
 from pdsl.training.experiment import Experiment
 from pdsl.training.learning_rate import rate_for_walk
 from pdsl.training.trainer import build_gradients
+from pdsl.utils.errors import warn_user
 from pdsl.utils.inputs import concat
 from pdsl.utils.progress import report_progress
 from pdsl.utils.random import Streams
@@ -37,10 +41,15 @@ MIN_STEPS, MAX_ALONE_STEPS = 50, 300  # of AdamW, for a network
 Baselines = dict[str, float | None]  # headline metric on the test set by name in NAMES; None: diverged
 
 
-def compute_baselines(e: Experiment) -> Baselines:
-    """Headline metric of each baseline on the test set: of one model, or the mean over the agents' models."""
+def compute_baselines(e: Experiment, rounds: int | None = None) -> Baselines:
+    """Headline metric of each baseline on the test set: of one model, or the mean over the agents' models.
+
+    `rounds`: rounds that the run has made; default: those of its settings.
+    """
     if e.config.baselines == "none":
         return {}
+    if rounds is not None:
+        e = replace(e, config=e.config.model_copy(update={"rounds": rounds}))
     found: Baselines = {"public": _finite(_score(e, train_on_q(e)))}
     everyone = list(e.engine.agents) == list(range(e.graph.agents))
     if e.config.baselines == "public" or e.streams.secret or not everyone:
@@ -67,10 +76,14 @@ def _steps_for(records: int, limit: int) -> int:
 
 def train_on_q(e: Experiment) -> Tensor:
     """Parameters [d] of the run's model, trained on all of the public set and nothing else."""
-    public = e.public.public or e.validation
     network = e.network if e.public.cold is None else with_start(e.network, e.public.cold)
-    key = f"{model_digest(network.module)} {e.config.task.model_dump_json()}"
-    return train_publicly(e.config.public, network, public, e.public, key)
+    train = partial(train_publicly, e.config.public, network, e.public_set, e.public, model_digest(network.module))
+    try:
+        return train()
+    except CacheError as error:  # at the end of a run: its result must not be lost
+        warn_user(f"{error}; the public set alone is computed without it")
+        with without_cache():
+            return train()
 
 
 def _train(e: Experiment, local: LocalGradients, pooled: bool) -> Tensor:  # [1 or M, d]
@@ -126,7 +139,7 @@ def describe_gain(score: float, baselines: Baselines, metric: str, higher_is_bet
     points = higher_is_better
 
     def gain(other: float) -> float:
-        return 100 * (score - other) if points else 100 * (1 - score / other) if other else 0.0
+        return 100 * (score - other) if points else 100 * (other - score) / abs(other) if other else 0.0
 
     unit = " points" if points else f" % of {metric}"
     parts = [f"{_signed(gain(public))}{unit} over the public set alone"]

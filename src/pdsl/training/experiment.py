@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import isroutine
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,7 @@ from pdsl.tasks import Loss, Metric, Task, build_task, infer_kind
 from pdsl.topology import Graph, Schedule, describe_schedule
 from pdsl.training.learning_rate import resolve_learning_rate
 from pdsl.utils.errors import PdslError
+from pdsl.utils.imports import import_object
 from pdsl.utils.inputs import Inputs, tensors_digest
 from pdsl.utils.random import SecretStreams, Streams
 from pdsl.utils.types import JsonDict
@@ -80,6 +82,11 @@ class Experiment:
         return [
             dict(zip(self.graph.neighbourhood(i).tolist(), s, strict=True)) if s else {} for i, s in enumerate(scales)
         ]
+
+    @property
+    def public_set(self) -> tuple[Inputs, Tensor]:
+        """All of Q: `validation`, and the records that a start was trained on."""
+        return self.public.public or self.validation
 
     def training_labels(self, agent: int) -> Tensor:
         """The targets that an agent trains on: flipped for label-flip attackers."""
@@ -200,8 +207,11 @@ def prepare(
         graph.at(config.rounds)  # refuses rounds for which there is no graph
     config.algorithm.check(graph.max_members)
     q_streams = streams if config.data.public_seed is None else Streams(config.data.public_seed)
+    raw = data
     data, validation, test = standardise(data, *split_public(data, config.data.validation, q_streams), config.data)
     knowledge, model, data, validation, test = use_features(config, data, validation, test, model)
+    if knowledge.features is not None or knowledge.scaling is not None:
+        knowledge = replace(knowledge, raw=raw)
     network = build_network(config, data, validation, model, streams, loss, metric)
     network, knowledge, validation = use_start(config, network, validation, knowledge)
     config = config.model_copy(update={"task": config.task.model_copy(update={"kind": network.task.kind})})
@@ -256,13 +266,22 @@ def use_features(
 ) -> tuple[PublicKnowledge, nn.Module | None, Data, Records, Records]:
     """Fit the feature map of the settings to Q, and replace all inputs by features; the model is that of the rest."""
     given, engine, shape = model, config.engine, tuple(q[0].shape[1:]) if isinstance(q[0], Tensor) else None
-    code = "" if model is None else model_digest(model)
+    code = _code_of_map(config.public.features, model)
     features, model = learn_features(config.public, q[0], model, code, engine.device, engine.workers)
-    knowledge = PublicKnowledge(features, shape, data.standardised, model=given)
+    knowledge = PublicKnowledge(features, shape, data.scaling if data.standardised else None, model=given)
     if features is not None:
-        knowledge = replace(knowledge, raw=data)
         data, q, test = apply_features(features, data, q, test, engine.device, engine.workers)
     return knowledge, model, data, q, test
+
+
+def _code_of_map(features: str, model: nn.Module | None) -> str:
+    """Digest of the user's code that may be the feature map: the model, or the object at an import path."""
+    if ":" not in features:
+        return "" if model is None else model_digest(model)
+    found = import_object(features, "public.features")
+    if isinstance(found, nn.Module):
+        return model_digest(found)
+    return code_digest([found if isroutine(found) or isinstance(found, type) else type(found)])
 
 
 def use_start(
@@ -270,8 +289,7 @@ def use_start(
 ) -> tuple[Network, PublicKnowledge, Records]:
     """The network with the initial parameters that `public.start` says, and the public records that value messages."""
     knowledge = replace(knowledge, public=public)
-    key = f"{model_digest(network.module)} {config.task.model_dump_json()}"
-    return start_from_public(config.public, network, public, knowledge, key)
+    return start_from_public(config.public, network, public, knowledge, model_digest(network.module))
 
 
 def build_network(

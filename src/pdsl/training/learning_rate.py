@@ -157,5 +157,5 @@ def _square_shift(moved: Tensor, task: Task) -> float:
     moved = moved.double().cpu().flatten(1)
     if isinstance(task, MultiClass):
         k = moved.shape[1]
-        moved = (moved - moved.mean(1, keepdim=True)) * math.sqrt(2 * k / (k - 1))
+        moved = (moved - moved.mean(1, keepdim=True)) * math.sqrt(2 * k / max(k - 1, 1))
     return float(moved.square().mean())
