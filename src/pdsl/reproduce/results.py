@@ -155,7 +155,7 @@ class Results:
         if done:
             text += f" PDSL is at or above the paper's number in {above} of {len(done)} cells"
             text += f", and first of the five in {first} of {len(whole)}" if whole else ""
-            text += f" (decided over seeds in {sum(self.decided(e.setting) for e in whole)})." if whole else "."
+            text += f" (significantly in {sum(self.decided(e.setting) for e in whole)})." if whole else "."
         if done and self.public is not None:
             above = sum((e.ours or 0.0) > self.public for e in done)
             text += f" The public set alone has {self.public:.3f}; PDSL is above it in {above} of {len(done)} cells."
