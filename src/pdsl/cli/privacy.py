@@ -61,28 +61,38 @@ def command(
     target_epsilon: Annotated[float | None, typer.Option(help="Total ε that all rounds may spend.")] = None,
     noise_multiplier: Annotated[float | None, typer.Option(help="σ/(√k·Δ).")] = None,
     sigma: Annotated[float | None, typer.Option(help="Standard deviation of the noise on each message.")] = None,
-    phi_min: Annotated[float | None, typer.Option(help="Smallest share φ̂_min in Theorem 1; default 1/k.")] = None,
+    phi_min: Annotated[
+        float | None, typer.Option(help="Smallest share φ̂_min in Theorem 1; default 1/k (a run: λ/k).")
+    ] = None,
     recommend: Annotated[
         bool, typer.Option("--recommend", help="Recommend batch and rounds for --samples and --target-epsilon.")
     ] = False,
     deep: Annotated[bool, typer.Option("--deep", help="--recommend: the model has several layers of weights.")] = False,
     gradients: Annotated[
-        float | None, typer.Option(help="--recommend: per-record gradients that an agent can compute; default: enough.")
+        float | None,
+        typer.Option(help="--recommend: limit of per-record gradients per agent in the run; default: enough."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Plan noise and privacy of a run. Give one of --target-epsilon, --noise-multiplier and --sigma."""
+    """Plan noise and privacy of a run, without data.
+
+    Needs --rounds; --graph and --agents, or --k; --samples and --batch, or --sample-rate;
+    and one of --target-epsilon, --noise-multiplier, --sigma. With --recommend: --samples and --target-epsilon.
+    """
     from rich.console import Console
 
     from pdsl.privacy.planning import plan
 
     if recommend:
         advice = _recommend(samples, target_epsilon, delta, graph, agents, k, deep, gradients)
+        topology = [] if graph is None or agents is None else [f"graph.kind={graph}", f"graph.agents={agents}"]
+        assignments = topology + advice.assignments()
         if as_json:
-            print(json.dumps(asdict(advice) | {"assignments": advice.assignments()}))
+            print(json.dumps(asdict(advice) | {"assignments": assignments}))
         else:
             Console().print(_advice_table(advice), highlight=False)
-            print(shlex.join(["pdsl", "run", *(word for text in advice.assignments() for word in ("--set", text))]))
+            print("The command, to which you add your data, like --set data.path=records.csv:")
+            print(shlex.join(["pdsl", "run", *(word for text in assignments for word in ("--set", text))]))
         return
     found = plan(
         rounds=rounds,

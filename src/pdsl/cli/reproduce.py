@@ -15,15 +15,13 @@ from pdsl.utils.files import check_folder
 
 def reproduce(
     target: Annotated[str, typer.Argument(help="table1, table2, fig1 … fig6, or all.")],
-    only: Annotated[
-        str | None, typer.Option(help="A part of it, like graph=ring,agents=10,epsilon=1,method=pdsl.")
-    ] = None,
+    only: Annotated[str | None, typer.Option(help="Some cells only, like graph=ring,agents=10.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each cell; default 3, with --quick 1.")] = None,
     reading: Annotated[
         str, typer.Option(help="Meaning of ε: total, per-round, paper, or none for no noise.")
     ] = "total",
     variant: Annotated[
-        str, typer.Option(help="features (linear models on public features) or scratch (the paper's networks).")
+        str, typer.Option(help="features (linear models on public features) or scratch (untrained networks).")
     ] = "features",
     quick: Annotated[
         bool, typer.Option("--quick", help="All steps on handwritten digits, in a minute or two.")
@@ -32,7 +30,9 @@ def reproduce(
     grid: Annotated[str | None, typer.Option(help="Learning rates that every method tries, like 0.5,1,2.")] = None,
     assignments: Assignments = [],  # noqa: B006
     processes: Annotated[int | None, typer.Option(min=1, help="Parallel runs; default: one per core.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder; finished runs in it are skipped.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of runs; finished ones are skipped. Default: runs/reproduce.")
+    ] = None,
     keep: Annotated[
         Path | None, typer.Option(help="Folder for the small result files; results kept there are used.")
     ] = None,

@@ -21,7 +21,7 @@ from pdsl.utils.types import JsonDict
 
 VARIANTS = {
     "features": "a linear model on features of the public set, started from its labels",
-    "scratch": "the paper's network, untrained",
+    "scratch": "a network of the paper's form, with random weights",
 }
 READINGS = {
     "total": "one total ε for the whole run, computed from the messages sent",
