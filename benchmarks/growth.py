@@ -49,8 +49,8 @@ def picture(found: list[dict[str, float]]) -> str:
         marks.append(text(f"{f['agents']:.0f}", x, 198, text_anchor="middle"))
     marks.append(text("agents on the ring; time per agent and round", 260, 218, text_anchor="middle"))
     label = "Time per agent and round over the number of agents"
-    svg = drawing(520, 226, label, element("g", *marks, font_family="sans-serif", font_size=12, fill="#555"))
-    return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    inside = element("g", *marks, font_family="sans-serif", font_size=12, fill="#555")
+    return drawing(520, 226, label, inside, xmlns="http://www.w3.org/2000/svg")
 
 
 def main() -> None:
