@@ -182,7 +182,8 @@ def draw(folder: Path, file: Path, epsilon: float) -> None:
         for n, (data, rows) in enumerate(kept.items())
     ]
     legend, x = [], 8.0
-    for name in NAMES:
+    shown = {row["method"] for rows in kept.values() for row in rows}
+    for name in (name for name in NAMES if name in shown):
         legend.append(element("rect", x=x, y=6, width=14, height=4, fill=COLOURS[name]))
         legend.append(text(NAMES[name], x + 20, 13))
         x += 34 + 6.4 * len(NAMES[name])
