@@ -32,7 +32,7 @@ def losses(results: Results, panel: str) -> dict[str, Points]:
 
 def draw_panel(curves: Mapping[str, Points]) -> Picture | None:
     """The chart of a panel; None without runs."""
-    return line_chart(curves, "loss", Scale())
+    return line_chart(curves, "loss", Scale(lowest=None, low=0.0, cut="above"))
 
 
 def comma_separated(results: Results) -> str:
