@@ -194,7 +194,7 @@ def _lead_lines(results: Results) -> list[str]:
         if setting.method == "pdsl" and len(entry.seeds) >= MIN_SEEDS:
             leads = results.leads(setting)
             texts = [
-                f"{100 * d.mean:+.2f} [{100 * d.low:+.2f}, {100 * d.high:+.2f}]" if (d := leads.get(m)) else MISSING
+                "{} [{}, {}]".format(*(signed(100 * v, 2) for v in d[:3])) if (d := leads.get(m)) else MISSING
                 for m in METHODS
                 if m != "pdsl"
             ]
