@@ -15,6 +15,6 @@ result = pdsl.train(model, (x, y), graph=pdsl.ring(10), algorithm=pdsl.PDSL(lear
 
 print(f"accuracy {result.accuracy:.3f} over agents, {result.accuracy_of_mean:.3f} for the mean model")
 print(result.summary["privacy"])
-worth = result.contributions.mean(0)  # [edges], mean over rounds
+worth = result.message_values.mean(0)  # [edges], mean over rounds
 receiver, sender = result.edges[worth.argmax()]
 print(f"most welcome: what agent {sender} sends to agent {receiver}")

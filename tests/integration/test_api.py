@@ -84,12 +84,12 @@ def test_every_model_is_the_one_that_was_measured(result: pdsl.Result) -> None:
     assert torch.allclose(result.model.weight, mean)  # type: ignore[arg-type]
 
 
-def test_contributions_are_a_value_per_round_and_edge(result: pdsl.Result) -> None:
+def test_message_values_are_one_per_round_and_edge(result: pdsl.Result) -> None:
     ring = {(i, j) for i in range(4) for j in ((i - 1) % 4, i, (i + 1) % 4)}
     assert set(result.edges) == ring
     assert result.edges == sorted(result.edges)
-    assert result.contributions.shape == (30, len(ring))
-    assert result.contributions.tolist() == [row["shapley"]["phi"] for row in result.rows]
+    assert result.message_values.shape == (30, len(ring))
+    assert result.message_values.tolist() == [row["shapley"]["phi"] for row in result.rows]
 
 
 def test_the_loop_gives_what_train_gives(result: pdsl.Result) -> None:
@@ -150,7 +150,7 @@ def test_an_algorithm_brings_its_shapley_settings(tmp_path: Path) -> None:
 
 def test_uniform_weights_value_nothing() -> None:
     found = train(algorithm=pdsl.PDSL(shapley=pdsl.Shapley(weighting="uniform")))
-    assert not found.contributions.any()
+    assert not found.message_values.any()
 
 
 def test_nothing_of_the_callers_is_changed() -> None:

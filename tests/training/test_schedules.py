@@ -191,7 +191,7 @@ def test_values_are_of_the_edges_of_all_rounds_with_gaps(tmp_path: Path) -> None
     union = result.experiment.graph
     assert result.edges == list(zip(union.receiver.tolist(), union.sender.tolist(), strict=True))
     there = np.array([[UNEVEN[(t - 1) % 4].W[i, j] > 0 for i, j in result.edges] for t in range(1, 7)])
-    assert (np.isfinite(result.contributions) == there).all()
+    assert (np.isfinite(result.message_values) == there).all()
     for row in result.rows:
         share = row["shapley"]["share"]
         for i in range(4):

@@ -181,12 +181,12 @@ class Result:
 
     @property
     def edges(self) -> list[tuple[int, int]]:
-        """(receiver, sender) of each column of `contributions`: the edges of all rounds."""
+        """(receiver, sender) of each column of `message_values`: the edges of all rounds."""
         g = self.experiment.graph
         return list(zip(g.receiver.tolist(), g.sender.tolist(), strict=True))
 
     @property
-    def contributions(self) -> NDArray[np.float64]:
+    def message_values(self) -> NDArray[np.float64]:
         """Shapley values [rounds, edges]: value of the sender's message to the receiver; NaN if there was none."""
         if not all("shapley" in row for row in self.rows):
             raise PdslError(f"{self.experiment.config.algorithm.name} computes no Shapley values")
