@@ -8,6 +8,7 @@
     secret.key           the run's random key (system randomness only); keep it secret
     checkpoint/          the two newest states, as safetensors files
     summary.json         the result
+    contributions.json   each party's contribution with its interval, if the algorithm measures them
     initial.safetensors  weights before round 1 of a model given in Python, from which the same call resumes
     model.safetensors    state_dict of the mean model; its metadata have architecture, scaling, classes and task
     README.md            model card
@@ -45,6 +46,7 @@ CONFIG, SETUP, OWNER, ROWS = "config.toml", "setup.json", "owner.json", "rows.js
 LEDGER, KEY, SUMMARY, MODEL = "ledger.json", "secret.key", "summary.json", "model.safetensors"
 CHECKPOINTS, REPORT, LOCK, CARD = "checkpoint", "report.html", ".lock", "README.md"
 FEATURES = "features.safetensors"  # feature map before the model, fitted on the public set
+CONTRIBUTIONS = "contributions.json"  # the account of the run
 INITIAL = "initial.safetensors"  # weights before round 1 of a model given in Python
 FOR_OWNER = "the data owner only: exact counts of private records, which no epsilon covers; do not pass this file on"
 

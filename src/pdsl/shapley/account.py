@@ -6,12 +6,30 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
+from statistics import NormalDist
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
+from pdsl.shapley.account_fields import (
+    MAX_NAME,
+    MAX_TEXT,
+    TOLERANCE,
+    agree,
+    read_count,
+    read_list,
+    read_margin,
+    read_names,
+    read_number,
+    read_objects,
+    read_pair_margins,
+    read_text,
+)
 from pdsl.shapley.coalitions import Values
 from pdsl.utils.errors import PdslError
+
+if TYPE_CHECKING:
+    from pydvl.valuation.result import ValuationResult
 
 FORMAT = 1
 CONFIDENCE = 0.95  # of all intervals
@@ -169,6 +187,55 @@ class Account:
         for c in self.by_agent().values():
             writer.writerow([c.name, c.value, c.low, c.high, "" if c.part is None else c.part])
         return text.getvalue()
+
+    @classmethod
+    def from_json(cls, text: str) -> "Account":
+        """Inverse of `to_json`; ValueError if the text is not an account. It may come from anybody."""
+        return cls.from_record(json.loads(text))
+
+    @classmethod
+    def from_record(cls, record: object) -> "Account":
+        """Inverse of `to_record`, with the parties in the order of the record; ValueError if it is not an account."""
+        if not isinstance(record, dict) or record.get("format") != FORMAT:
+            raise ValueError(f"not an account of format {FORMAT}")
+        parties = read_objects(record, "parties")
+        names = read_names(parties)
+        account = cls(
+            names=names,
+            values=np.array([read_number(party, "value") for party in parties]),
+            margins=np.array([read_margin(party) for party in parties]),
+            pair_margins=read_pair_margins(read_objects(record, "pairs"), names),
+            metric=read_text(record.get("metric"), "metric", MAX_NAME),
+            start=read_number(record, "start"),
+            end=read_number(record, "end"),
+            method=read_text(record.get("method"), "method", MAX_TEXT),
+            coalitions=read_count(record, "coalitions"),
+            notes=tuple(read_text(note, "a note", MAX_TEXT) for note in read_list(record, "notes")),
+        )
+        largest = max(np.abs(account.values).max(), account.margins.max(), account.pair_margins.max(), 1.0)
+        if not agree(account.to_record(), record, TOLERANCE * float(largest)):
+            raise ValueError("values, intervals, order and pairs contradict each other")
+        return account
+
+    def to_pydvl(self) -> "ValuationResult":
+        """The account as a result of pyDVL, in the order of `names`.
+
+        Its standard errors are those of normal distributions with the same intervals.
+        """
+        try:
+            from pydvl.utils.status import Status
+            from pydvl.valuation.result import ValuationResult
+        except ImportError as e:
+            raise PdslError("an account as a result of pyDVL needs that package; run: pip install pydvl") from e
+        errors = self.margins / NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+        return ValuationResult(
+            values=self.values,
+            variances=errors**2,
+            counts=np.ones(len(self.names), dtype=np.int64),  # so that pyDVL divides the variances by 1
+            data_names=list(self.names),
+            algorithm=self.method,
+            status=Status.Converged,
+        )
 
 
 def make_account(
