@@ -16,8 +16,9 @@ from pdsl.report.run_data import read_run
 from pdsl.reproduce import SweepPlan, Task, collect
 from pdsl.reproduce.page import figure_page
 from pdsl.reproduce.paper import settings_of
+from tests.helpers.accounts import HOSPITALS, POINTS, hospital_account, write_account
 from tests.helpers.commands import PATIENCE, SMALL, rows_on_disk, settings, started, wait_for
-from tests.report.test_report import make_run, read_rows, write_rows
+from tests.report.test_report import change_setup, make_run, read_rows, write_rows
 from tests.report.test_tasks import named_run, regression_run
 
 pytestmark = pytest.mark.browser
@@ -31,7 +32,6 @@ QUIET = [
     *("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync"),
 ]
-PARTS = ["learning", "privacy", "contributions", "settings"]
 Place = tuple[float, float]
 SCREENS = [(1280, "light"), (390, "dark")]
 
@@ -89,7 +89,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_figure_of_a_run_is_drawn_and_nothing_is_loaded(browser: "sync_api.Browser", run: Path) -> None:
-    every_figure_is_drawn(browser, run, {"learning": 4, "privacy": 1, "contributions": 4, "settings": 0})
+    every_figure_is_drawn(browser, run, {"learning": 4, "privacy": 1, "graph": 4, "settings": 0})
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_and_of_any_other(
     browser: "sync_api.Browser", tmp_path: Path, M: int, valued: bool, end: bool, helping: int
 ) -> None:
     run = make_run(tmp_path / "run", M=M, T=3, valued=valued, end=end)  # without noise
-    every_figure_is_drawn(browser, run, {"learning": 4, "privacy": 0, "contributions": helping, "settings": 0})
+    every_figure_is_drawn(browser, run, {"learning": 4, "privacy": 0, "graph": helping, "settings": 0})
 
 
 def every_figure_is_drawn(browser: "sync_api.Browser", run: Path, expected: dict[str, int]) -> None:
@@ -109,7 +109,8 @@ def every_figure_is_drawn(browser: "sync_api.Browser", run: Path, expected: dict
         tab = Tab(browser, width, scheme)
         page = tab.show(file)
         seen = {}
-        for name in PARTS:
+        assert page.locator('[role="tab"]').count() == len(expected)
+        for name in expected:
             page.locator(f'[role="tab"][data-part="{name}"]').click()
             assert page.locator(".panel:visible").get_attribute("id") == f"part-{name}"
             assert page.locator("section:visible").count() > 0
@@ -152,7 +153,7 @@ def test_values_are_told_under_the_pointer_and_by_keys(browser: "sync_api.Browse
     page.keyboard.press("ArrowDown")
     assert tip.inner_text().startswith("0 ← 1\nround 1–2: ")
     page.reload()
-    assert page.locator(".panel:visible").get_attribute("id") == "part-contributions"
+    assert page.locator(".panel:visible").get_attribute("id") == "part-graph"
     assert tab.complaints == []
     page.close()
 
@@ -248,8 +249,46 @@ def test_values_outside_of_the_axis_are_shown_by_a_double_click(browser: "sync_a
 
 def test_every_figure_with_names_fits_any_screen(browser: "sync_api.Browser", tmp_path: Path) -> None:
     named, numbers = named_run(tmp_path / "named", T=30), regression_run(tmp_path / "numbers")
-    every_figure_is_drawn(browser, named, {"learning": 6, "privacy": 0, "contributions": 4, "settings": 0})
-    every_figure_is_drawn(browser, numbers, {"learning": 6, "privacy": 0, "contributions": 4, "settings": 0})
+    every_figure_is_drawn(browser, named, {"learning": 6, "privacy": 0, "graph": 4, "settings": 0})
+    every_figure_is_drawn(browser, numbers, {"learning": 6, "privacy": 0, "graph": 4, "settings": 0})
+
+
+@pytest.mark.parametrize(("width", "scheme"), SCREENS)
+def test_contributions_have_bars_a_conclusion_and_a_table_on_any_screen(
+    browser: "sync_api.Browser", tmp_path: Path, width: int, scheme: str
+) -> None:
+    run = make_run(tmp_path / "run", M=len(HOSPITALS))
+    change_setup(run, names=list(HOSPITALS))
+    tab = Tab(browser, width, scheme)
+    page = tab.show(write_report(write_account(run, hospital_account())))
+    page.locator('[role="tab"][data-part="contributions"]').click()
+    assert page.locator(".panel:visible").get_attribute("id") == "part-contributions"
+    assert tab.fits()
+    assert tab.drawn() == ["contributions of 6 parties"]
+    assert page.locator(".panel:visible .conclusion").inner_text().startswith("Aachen has the largest contribution")
+    assert page.locator(".panel:visible tbody th").all_inner_texts() == sorted(
+        HOSPITALS, key=lambda name: -POINTS[HOSPITALS.index(name)]
+    )
+    tops = [box["y"] for button in page.locator('[role="tab"]').all() if (box := button.bounding_box())]
+    assert len(tops) == 5
+    assert len(set(tops)) == 1  # all tabs in one line
+
+    chart = page.locator('svg[aria-label^="contributions of"]')
+    texts, bars, whiskers = chart.evaluate(
+        """svg => ["text.end", "rect[data-tip]", ".whisker"].map((marks) =>
+          [...svg.querySelectorAll(marks)].map((mark) => mark.getBoundingClientRect()))"""
+    )
+    names, values = texts[::2], texts[1::2]
+    assert len(names) == len(values) == len(bars) == len(whiskers) == 6
+    assert max(box["right"] for box in names) <= min(box["left"] for box in [*bars, *whiskers])
+    assert max(box["right"] for box in [*bars, *whiskers]) <= min(box["left"] for box in values)
+    assert min(box["left"] for box in names) >= 0
+    assert max(box["right"] for box in values) <= width
+    chart.focus()
+    page.keyboard.press("Home")
+    assert page.locator("#tip").inner_text() == "Aachen\n21.3 points\ninterval 19.3 to 23.3"
+    assert tab.complaints == []
+    page.close()
 
 
 def test_a_finger_is_told_the_meaning_of_a_term(browser: "sync_api.Browser", run: Path) -> None:
@@ -265,7 +304,7 @@ def test_a_finger_is_told_the_meaning_of_a_term(browser: "sync_api.Browser", run
 def test_without_scripts_all_parts_stand_one_below_another(browser: "sync_api.Browser", run: Path) -> None:
     tab = Tab(browser, scripts=False)
     page = tab.show(write_report(run))
-    assert page.locator(".part:visible").all_inner_texts() == ["Learning", "Privacy", "Contributions", "Settings"]
+    assert page.locator(".part:visible").all_inner_texts() == ["Learning", "Privacy", "Graph", "Settings"]
     assert page.locator('svg[role="img"]:visible').count() == 9
     assert not page.locator('[role="tablist"]').is_visible()
     page.close()
@@ -294,7 +333,7 @@ def test_on_a_narrow_screen_nothing_covers_another_and_names_stay(browser: "sync
     assert [title.inner_text() for title in titles] == ["Accuracy", "Loss", "Consensus distance", "Sent between agents"]
     tops = [box["y"] for title in titles if (box := title.bounding_box())]
     assert tops == sorted(set(tops))  # one below another, in this order
-    page.locator('[data-part="contributions"]').click()
+    page.locator('[data-part="graph"]').click()
     names, cells, means = page.locator('svg[aria-label^="Shapley values"]').evaluate(
         """svg => {
           const boxes = (marks) => [...marks].map((mark) => mark.getBoundingClientRect());
@@ -344,7 +383,7 @@ def test_a_run_is_watched_while_it_goes_on(browser: "sync_api.Browser", tmp_path
         tab = Tab(browser)
         page = tab.page
         page.goto(said.read_text().strip())
-        page.locator('[data-part="contributions"]').click()
+        page.locator('[data-part="graph"]').click()
         page.evaluate("scrollTo(0, 300)")
         before = rows_on_disk(run)
         assert page.locator("progress").get_attribute("value") == str(before)
@@ -353,7 +392,7 @@ def test_a_run_is_watched_while_it_goes_on(browser: "sync_api.Browser", tmp_path
         wait_for(lambda: rows_on_disk(run) > before + 5)
         signal_to(running, signal.SIGSTOP)
         page.locator(f'progress[value="{rows_on_disk(run)}"]').wait_for(timeout=PATIENCE * 1000)
-        assert page.locator(".panel:visible").get_attribute("id") == "part-contributions"
+        assert page.locator(".panel:visible").get_attribute("id") == "part-graph"
         assert page.evaluate("scrollY") == 300
 
         signal_to(running, signal.SIGCONT)

@@ -14,7 +14,7 @@ import pytest
 
 from pdsl.report import write_report
 from pdsl.report.comparison import name_runs, write_comparison
-from pdsl.report.figures import contribution_figures
+from pdsl.report.figures import graph_figures
 from pdsl.report.line_chart import BOTTOM, LEFT, RIGHT, TOP
 from pdsl.report.run_data import read_run
 from pdsl.report.tables import summary_table
@@ -349,7 +349,7 @@ def test_hostile_text_stays_text_wherever_a_run_has_it(tmp_path: Path) -> None:
     compared = write_comparison(runs, tmp_path / "c.html").read_text(encoding="utf-8")
     assert hostile in unescape(compared)
     assert "<img" not in page.html + compared
-    figure = contribution_figures(read_run(run))[0]
+    figure = graph_figures(read_run(run))[0]
     assert figure.picture is not None
     assert ET.fromstring(figure.picture.svg(hostile))[0].text == hostile
 

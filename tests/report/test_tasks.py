@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pdsl.report.comparison import name_runs, write_comparison
-from pdsl.report.conclusions import contributions
+from pdsl.report.conclusions import compare_senders
 from pdsl.report.confusion_chart import describe_residuals
 from pdsl.report.glossary import FORMS, GLOSSARY, explain
 from pdsl.report.line_chart import Scale, choose_range
@@ -308,7 +308,7 @@ def test_noise_is_rarely_taken_for_a_difference(tmp_path: Path) -> None:
     run, wrong = make_run(tmp_path / "run", M=8, T=60), 0
     for seed in range(60):
         with_phi(run, lambda i, j, draw: draw.gauss(0.1, 1.0), seed, M=8)
-        wrong += any(c.is_significant for c in contributions(read_run(run)))
+        wrong += any(c.is_significant for c in compare_senders(read_run(run)))
     assert wrong <= 8  # 5 % of 60 are 3
     with_phi(run, lambda i, j, draw: draw.gauss(0.1, 1.0), 1, M=8)
     assert "Conclusion: no agent helps more or less than the others beyond noise." in Page(run).text

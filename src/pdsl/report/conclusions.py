@@ -18,7 +18,7 @@ NO_SPREAD = 1e-9  # of the largest φ: a smaller spread is rounding
 MAX_NAMED = 3  # agents named on each side
 
 
-class Contribution(NamedTuple):
+class SenderEffect(NamedTuple):
     """Effect of an agent's messages compared with the others': its t statistic, and the quantile it must exceed."""
 
     agent: int
@@ -30,7 +30,7 @@ class Contribution(NamedTuple):
         return abs(self.statistic) > self.quantile
 
 
-def contributions(run: Run) -> list[Contribution]:
+def compare_senders(run: Run) -> list[SenderEffect]:
     """The effect of each sender compared with the median sender, largest first; [] with too few rounds.
 
     Effects are in units of their spread in each block of rounds, because φ shrinks as training converges. The quantile
@@ -48,7 +48,7 @@ def contributions(run: Run) -> list[Contribution]:
         values = [of_block[j] for of_block in effects if j in of_block]
         if len(values) >= MIN_BLOCKS:
             quantile = float(student.ppf(1 - (1 - CONFIDENCE) / (2 * len(senders)), len(values) - 1))
-            found.append(Contribution(j, _statistic(values), quantile))
+            found.append(SenderEffect(j, _statistic(values), quantile))
     return sorted(found, key=lambda c: -c.statistic)
 
 
@@ -87,7 +87,7 @@ def _statistic(values: Sequence[float]) -> float:
 
 def conclude(run: Run) -> str:
     """What to conclude from the Shapley values: who helps most and least, or that nobody differs beyond noise."""
-    found = contributions(run)
+    found = compare_senders(run)
     if not found:
         return "There are too few rounds to tell which agents help more than others."
     more = [c.agent for c in found if c.is_significant and c.statistic > 0]

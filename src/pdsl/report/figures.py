@@ -13,6 +13,7 @@ from pdsl.report.confusion_chart import (
     describe_residuals,
     residual_histogram,
 )
+from pdsl.report.contribution_chart import contribution_bars, drawn_parties
 from pdsl.report.graph_chart import ATTACKS, MAX_DETAILED, MAX_LINKS, MAX_NUMBERED, graph_chart
 from pdsl.report.heat_map import MAX_WRITTEN, has_row_per_edge, shapley_heat_map, weight_matrix
 from pdsl.report.line_chart import Band, Scale, line_chart, metric_chart
@@ -51,7 +52,7 @@ class Figure:
 
 def run_figures(run: Run) -> list[Figure]:
     """All figures of a run, in the order of the report."""
-    return [*learning_figures(run), *privacy_figures(run), *contribution_figures(run)]
+    return [*learning_figures(run), *privacy_figures(run), *contribution_figures(run), *graph_figures(run)]
 
 
 def learning_figures(run: Run) -> list[Figure]:
@@ -157,6 +158,21 @@ def privacy_figures(run: Run) -> list[Figure]:
 
 
 def contribution_figures(run: Run) -> list[Figure]:
+    """Contributions with their intervals; none if the run has no account."""
+    if run.account is None:
+        return []
+    count, drawn = len(run.account.names), len(drawn_parties(run.account))
+    caption = (
+        "Bars are contributions, largest first. A whisker shows where the true value may be. If a whisker crosses zero,"
+        " the party may have contributed nothing."
+    )
+    if drawn < count:
+        caption += f" Drawn are the {drawn // 2} largest and the {drawn // 2} smallest of {count}."
+    picture = contribution_bars(run.account, {run.setup.agent_names.name(i) for i in run.setup.attackers})
+    return [Figure("contributions", "Contribution of each party", caption, picture)]
+
+
+def graph_figures(run: Run) -> list[Figure]:
     """The graph, the agents' records, the weights and, if the algorithm computes them, the Shapley values."""
     setup, shares, names = run.setup, run.mean_share(), run.setup.agent_names
     weights = shares or [omega for *_, omega in setup.edges]

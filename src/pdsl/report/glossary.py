@@ -12,6 +12,8 @@ GLOSSARY = {
     "attacker": "an agent that misbehaves in an experiment: label-flip, gaussian or free-rider",
     "AUC": "area under the ROC curve: the chance that a positive record gets a higher score than a negative one",
     "balanced accuracy": "mean recall over classes: rare classes count as much as frequent ones",
+    "contribution": "a party's average gain when it joins a group of the others; all of them add up to the gain of the"
+    " run",
     "confusion matrix": "number of test records by true class (row) and predicted class (column)",
     "consensus distance": "mean distance of the agents' models from their mean",
     "δ": "the probability that is left out of the guarantee of ε",
@@ -41,6 +43,7 @@ GLOSSARY = {
 FORMS = {
     "agent": ("agents", "agent"),
     "attacker": ("attackers", "attacker"),
+    "contribution": ("contributions", "contribution"),
     "message": ("messages", "message"),
     "mixing matrix W": ("mixing weight ω", "mixing weight"),
     "neighbour": ("neighbours", "neighbour", "members"),

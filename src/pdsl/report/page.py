@@ -1,4 +1,4 @@
-"""The report of a run: a verdict, key numbers, and tabs for learning, privacy, contributions and settings."""
+"""The report of a run: a verdict, key numbers, and tabs for learning, privacy, contributions, graph and settings."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,8 +6,16 @@ from pathlib import Path
 from pdsl.algorithms import ALGORITHMS, PDSL
 from pdsl.config import describe
 from pdsl.metrics import BASELINES
+from pdsl.report.account_text import INTERVAL, MEANING, Unit, conclude_account, describe_gain, describe_parties
 from pdsl.report.document import LiveStatus, render, write_file
-from pdsl.report.figures import NOT_PRIVATE, Figure, contribution_figures, learning_figures, privacy_figures
+from pdsl.report.figures import (
+    NOT_PRIVATE,
+    Figure,
+    contribution_figures,
+    graph_figures,
+    learning_figures,
+    privacy_figures,
+)
 from pdsl.report.metric import Metric
 from pdsl.report.run_data import Run, read_run
 from pdsl.report.run_schema import Summary
@@ -39,7 +47,7 @@ def write_report(run: Path, owner: bool = False) -> Path:
 
 
 def render_report(run: Run, live: LiveStatus | None = None) -> str:
-    left, right = _contribution_columns(run)
+    left, right = _graph_columns(run)
     learning_left, learning_right = _learning_columns(run)
     general = {key: value for key, value in run.config.items() if not isinstance(value, dict)}
     sections = {key: flat(value) for key, value in run.config.items() if isinstance(value, dict)}
@@ -61,6 +69,7 @@ def render_report(run: Run, live: LiveStatus | None = None) -> str:
         privacy=privacy_figures(run),
         finished=run.summary is not None,
         **_privacy(run.summary),
+        account=_account(run),
         left=left,
         right=right,
         sections={"run": general} | sections,
@@ -166,9 +175,25 @@ def _learning_columns(run: Run) -> tuple[list[Figure], list[Figure]]:
     return left, right
 
 
-def _contribution_columns(run: Run) -> tuple[list[Figure], list[Figure]]:
+def _account(run: Run) -> dict[str, object] | None:
+    """The contributions in words, as a chart and as a table; None if they were not measured."""
+    if run.account is None:
+        return None
+    return {
+        "conclusion": conclude_account(run.account),
+        "gain": describe_gain(run.account),
+        "meaning": MEANING,
+        "figures": contribution_figures(run),
+        "interval": INTERVAL,
+        "unit": Unit.of(run.account).label,
+        "parties": describe_parties(run.account),
+        "notes": run.account.notes,
+    }
+
+
+def _graph_columns(run: Run) -> tuple[list[Figure], list[Figure]]:
     """The graph and the records on the left; weights and Shapley values on the right."""
-    figures = {figure.name: figure for figure in contribution_figures(run)}
+    figures = {figure.name: figure for figure in graph_figures(run)}
     left = [figures.pop(name) for name in ("graph", "labels") if name in figures]
     if {"weights", "received"} <= figures.keys():  # the right column already has two tall figures
         left.append(figures.pop("received"))

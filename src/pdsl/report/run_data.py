@@ -2,13 +2,13 @@
 
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TypeVar
 
 from pdsl.report.metric import Metric
+from pdsl.report.reading import CONTRIBUTIONS, read_account, read_file
 from pdsl.report.run_schema import (
     Fields,
     Metrics,
@@ -22,9 +22,8 @@ from pdsl.report.run_schema import (
     parse_summary,
 )
 from pdsl.settings import PrivacySettings, ShapleySettings
+from pdsl.shapley.account import Account
 from pdsl.utils.errors import PdslError
-
-T = TypeVar("T")
 
 OWNER = "owner.json"  # in a run directory: exact counts of records
 
@@ -37,6 +36,7 @@ class Run:
     rounds: list[Round]  # at least one
     summary: Summary | None  # None: the run is unfinished
     labels: list[list[int]]  # records of each class of each agent; [] if the reader may not see them
+    account: Account | None = None  # contributions of the parties, if they were measured
 
     @property
     def algorithm(self) -> str:
@@ -137,27 +137,25 @@ def read_run(run: Path, owner: bool = False) -> Run:
     """
     if not run.is_dir():
         raise PdslError(f"there is no run directory {str(run)!r}; make one with: pdsl run config.toml")
-    config = _read(run / "config.toml", _config)
-    setup = _read(run / "setup.json", parse_setup)
+    config = read_file(run / "config.toml", _config)
+    setup = read_file(run / "setup.json", parse_setup)
     # The summary is read before the rows: once it exists, all rows of a live run have been written.
     ended = (run / "summary.json").exists()
-    summary = _read(run / "summary.json", lambda text: parse_summary(text, setup)) if ended else None
-    rounds = _read(run / "rows.jsonl", lambda text: parse_rounds(text, setup))
+    summary = read_file(run / "summary.json", lambda text: parse_summary(text, setup)) if ended else None
+    rounds = read_file(run / "rows.jsonl", lambda text: parse_rounds(text, setup))
     counts = (owner or not is_private(config)) and (run / OWNER).exists()  # a shared directory may lack the file
-    labels = _read(run / OWNER, lambda text: parse_labels(text, setup.agents)) if counts else []
-    return Run(str(config.get("name") or run.resolve().name), config, setup, rounds, summary, labels)
+    labels = read_file(run / OWNER, lambda text: parse_labels(text, setup.agents)) if counts else []
+    name = str(config.get("name") or run.resolve().name)
+    return Run(name, config, setup, rounds, summary, labels, _account(run, setup) if ended else None)
 
 
-def _read(file: Path, parse: Callable[[str], T]) -> T:
-    try:
-        return parse(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        problem = error.strerror or "unreadable"
-    except KeyError as error:
-        problem = f"{error} is missing"
-    except (ValueError, TypeError, AttributeError, OverflowError) as error:
-        problem = " ".join(str(error).split())
-    raise PdslError(f"cannot read {str(file)!r} ({problem}); repeat the run with: pdsl run config.toml")
+def _account(run: Path, setup: Setup) -> Account | None:
+    """The account of a finished run, if its parties are agents of the run."""
+    account = read_account(run)
+    if account and not set(account.names) <= {setup.agent_names.name(i) for i in range(setup.agents)}:
+        file = str(run / CONTRIBUTIONS)
+        raise PdslError(f"{file!r} names parties that are not agents of the run; put back the file of this run")
+    return account
 
 
 def _config(text: str) -> Fields:

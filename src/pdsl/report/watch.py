@@ -15,7 +15,7 @@ from pdsl.report.run_data import Run, read_run
 from pdsl.utils.errors import PdslError
 
 ADDRESS = "127.0.0.1"
-WATCHED = ("config.toml", "setup.json", "rows.jsonl", "summary.json")
+WATCHED = ("config.toml", "setup.json", "rows.jsonl", "summary.json", "contributions.json")
 
 
 def server(run: Path, port: int) -> ThreadingHTTPServer:
