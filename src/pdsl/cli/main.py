@@ -6,7 +6,20 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from pdsl.cli import algorithms, audit, compare, config, data, peer, privacy, report, reproduce, run, theory
+from pdsl.cli import (
+    algorithms,
+    audit,
+    compare,
+    config,
+    contributions,
+    data,
+    peer,
+    privacy,
+    report,
+    reproduce,
+    run,
+    theory,
+)
 from pdsl.cli.common import INTERRUPTED, WithSettings, describe_mistake, fail, say
 from pdsl.utils.errors import ContactError, PdslError
 
@@ -19,6 +32,7 @@ app.command(cls=WithSettings)(run.run)
 app.command(cls=WithSettings)(config.config)
 app.command()(report.report)
 app.command()(report.watch)
+app.command()(contributions.contributions)
 app.command()(algorithms.algorithms)
 app.command("privacy")(privacy.command)
 app.command("theory")(theory.command)
