@@ -17,10 +17,12 @@ from pdsl.config import Config
 from pdsl.data import Data, from_python
 from pdsl.models.network import load_vector
 from pdsl.public.features import join
-from pdsl.runs.directory import MODEL, SUMMARY, RunDirectory
+from pdsl.report.reading import read_account
+from pdsl.runs.directory import CONTRIBUTIONS, MODEL, SUMMARY, RunDirectory
 from pdsl.runs.model_file import build_module, read_class_names, read_features, read_metadata, read_predictor
 from pdsl.runs.prediction import Predictions, Predictor
 from pdsl.runs.result import Summary
+from pdsl.shapley.account import Account
 from pdsl.tasks import Loss, Metric
 from pdsl.topology import Graph
 from pdsl.training.records import RoundRecord
@@ -96,6 +98,17 @@ class SavedRun:
     def rows(self) -> list[RoundRecord]:
         """The record of each round."""
         return self._directory.rows()
+
+    @cached_property
+    def contributions(self) -> Account:
+        """The contribution of each party, with intervals."""
+        account = read_account(self.path)
+        if account is None:
+            raise PdslError(
+                f"{self.path} has no {CONTRIBUTIONS}: the run is not finished, or its algorithm does not measure"
+                " contributions; finish it, or train with PDSL"
+            )
+        return account
 
     @cached_property
     def model(self) -> nn.Module:
