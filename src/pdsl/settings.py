@@ -266,9 +266,10 @@ class ShapleySettings(Section):
     empty_value: Literal["model", "zero"] = Field(
         "model", description="value of the empty coalition: that of the agent's model, or zero (paper)"
     )
-    weighting: Literal["evidence", "minmax", "uniform"] = Field(
-        "evidence",
-        description="evidence: less for members seen to do harm; minmax: paper; uniform: equal weights, no valuation",
+    weighting: Literal["contribution", "evidence", "minmax", "uniform"] = Field(
+        "contribution",
+        description="contribution: less for members that do harm or send nothing about records; evidence: less for"
+        " members that do harm; minmax: paper; uniform: equal weights, no valuation",
     )
     memory: float = Field(0.97, gt=0, lt=1, description="evidence: decay per round of the evidence from earlier rounds")
     floor: float = Field(
@@ -361,6 +362,8 @@ class AttackSettings(Section):
         0, ge=0, description="simulated attackers that send a random vector of norm C instead of a gradient"
     )
     free_rider: int = Field(0, ge=0, description="simulated attackers that send a zero gradient plus the usual noise")
+    echo: int = Field(0, ge=0, description="simulated attackers that send another agent's last message, with noise")
+    duplicate: int = Field(0, ge=0, description="simulated attackers that train on a copy of another agent's records")
 
 
 class EngineSettings(Section):

@@ -16,6 +16,7 @@ from pdsl.privacy import Noise, Release
 from pdsl.privacy.metering import Meter
 from pdsl.section import Section
 from pdsl.settings import ScheduleSettings
+from pdsl.shapley.masses import PublicGradients
 from pdsl.shapley.valuation import Validation
 from pdsl.tasks import Task
 from pdsl.topology import Graph
@@ -49,6 +50,7 @@ class Round:
     learning_rate: float  # γ of this round
     peak_rate: float  # largest γ of all rounds
     meter: Meter | None = None  # counts gradients and messages; None without noise
+    public_gradients: PublicGradients | None = None  # None if records are not clipped one by one
 
     def noisy_gradients(self, x: Tensor) -> Tensor:
         """ĝ [E, d]: clipped gradient of each edge's receiver at the model x[e], with noise, for the edge's sender."""

@@ -20,6 +20,7 @@ from pdsl.engine.base import Replies, weighted_sums
 from pdsl.privacy import Release, by_weight
 from pdsl.settings import ShapleySettings
 from pdsl.shapley.coalitions import Values, check_size
+from pdsl.shapley.masses import Basis, add_round, empty_sums, estimate_totals, is_anchor
 from pdsl.shapley.trust import EVIDENCE_FIELDS, shares, update_evidence
 from pdsl.shapley.valuation import Valuation
 from pdsl.topology import Graph, Schedule
@@ -32,6 +33,8 @@ class State:
     x: Tensor  # [m, d] models
     u: Tensor  # [m, d] momenta
     evidence: Tensor  # [m, K, EVIDENCE_FIELDS] float64, on each of at most K members (`shapley.trust`)
+    anchor: Tensor  # [m, d] models at the last anchor, at which gradients of public records are computed
+    sums: Tensor  # [m, BLOCKS, K, G + 1, G] float64, for the masses of each member's records (`shapley.masses`)
 
 
 class PDSL(Algorithm[State]):
@@ -60,20 +63,24 @@ class PDSL(Algorithm[State]):
 
     def init(self, x0: Tensor) -> State:
         no_evidence = torch.zeros(len(x0), 0, EVIDENCE_FIELDS, dtype=torch.float64)
-        return State(x=x0, u=torch.zeros_like(x0), evidence=no_evidence)
+        no_sums = empty_sums(len(x0), 0, 0)
+        return State(x=x0, u=torch.zeros_like(x0), evidence=no_evidence, anchor=x0, sums=no_sums)
 
     def step(self, state: State, r: Round) -> tuple[State, Metrics]:
         x, u, engine = state.x, state.u, r.engine
         gamma, alpha = r.learning_rate, self.momentum
         probe = self.shapley.step_fraction * r.peak_rate  # the same in all rounds, so that their values compare
+        anchor = x if is_anchor(r.t) else state.anchor
+        basis = [] if r.public_gradients is None else r.public_gradients.at(anchor)
 
-        g_bar, evidence, reports = [], [], []
+        g_bar, evidence, sums, reports = [], [], [], []
         for at in r.cross_gradients(x):  # chunks of agents i
             g_hat = at.values  # lines 2-13, eq. 9-14: ĝ_ji = clip(∇F_j(x_i; ξ_j)) + n_ji
             x_ij = at.split_by_agent(at.own_rows(x) - probe * g_hat)  # line 14, eq. 15
             phi = r.validation.contributions(r.t, at.agents, x[at.rows], x_ij, self.shapley)  # line 15, eq. 16-18
             evidence.append(self._update_evidence(state.evidence[at.rows], phi, at, r))
-            share = self._shares(phi, evidence[-1], at, r)  # line 16, eq. 19
+            sums.append(self._update_sums(state.sums[at.rows], basis[at.rows], at, r))
+            share = self._shares(phi, evidence[-1], sums[-1], at, r)  # line 16, eq. 19
             omega = engine.omega[at.edges] if self.step_scale == "paper" else 1.0
             pi = torch.from_numpy(np.concatenate(share)) / omega  # line 17, eq. 20
             g_bar.append(weighted_sums(g_hat, pi, at.offsets))  # line 18, eq. 21
@@ -85,7 +92,8 @@ class PDSL(Algorithm[State]):
         u = engine.mix(u_hat)  # lines 21-23, eq. 24
         K = self._gossip_steps(r.graph)
         x = accelerated_gossip(engine, x_hat, K, best_omega(r.graph, K))  # lines 21, 22, 24, eq. 25; K = 1 is W x̂
-        return State(x, u, torch.cat(evidence)), {"shapley": _metrics(engine.gather(reports))}
+        metrics = {"shapley": _metrics(engine.gather(reports))}
+        return State(x, u, torch.cat(evidence), anchor, torch.cat(sums)), metrics
 
     def _update_evidence(self, evidence: Tensor, phi: list[Valuation], at: Replies, r: Round) -> Tensor:
         """Add this round's values to the evidence of a chunk of agents on their members, [n, K, EVIDENCE_FIELDS]."""
@@ -96,6 +104,17 @@ class PDSL(Algorithm[State]):
             updated = update_evidence(evidence[row, members].numpy(), v.phi, v.alone, self.shapley.memory)
             evidence[row, members] = torch.from_numpy(updated)
         return evidence
+
+    def _update_sums(self, sums: Tensor, basis: list[Basis], at: Replies, r: Round) -> Tensor:
+        """Add this round's messages to the sums of a chunk of agents, [n, BLOCKS, K, G + 1, G]."""
+        if not basis:
+            return sums
+        if sums.shape[2] == 0:  # round 1
+            sums = empty_sums(len(sums), int(max(r.graph.degrees)), len(basis[0].gram))
+        sums = sums.cpu().clone()
+        for row, (messages, members) in enumerate(zip(at.split_by_agent(at.values), self._members(at, r), strict=True)):
+            add_round(sums[row], r.t, basis[row], messages, members)
+        return sums
 
     def _members(self, at: Replies, r: Round) -> list[NDArray[np.intp]]:
         """Positions of each agent's present members in its neighbourhood over all rounds.
@@ -119,18 +138,26 @@ class PDSL(Algorithm[State]):
         members = self._members(at, r)
         return [(int(r.graph.degrees[i]), places.tolist()) for i, places in zip(at.agents, members, strict=True)]
 
-    def _shares(self, phi: list[Valuation], evidence: Tensor, at: Replies, r: Round) -> list[Values]:
+    def _shares(self, phi: list[Valuation], evidence: Tensor, sums: Tensor, at: Replies, r: Round) -> list[Values]:
         """Each member's share of its agent's step. The shares of an agent sum to 1, or less if no member is trusted.
 
         With step_scale=graph shares are multiplied by ω. Members of equal value then get ω itself, and because W is
         doubly stochastic every agent's records count the same. Without ω, a hub of the graph would count more.
         """
-        known = [evidence[row, members].numpy() for row, members in enumerate(self._members(at, r))]
-        share = [shares(v.phi, self.shapley, e) for v, e in zip(phi, known, strict=True)]
+        members = self._members(at, r)
+        known = [evidence[row, places].numpy() for row, places in enumerate(members)]
+        masses = [self._masses(sums[row], places) for row, places in enumerate(members)]
+        share = [shares(v.phi, self.shapley, e, m) for v, e, m in zip(phi, known, masses, strict=True)]
         if self.step_scale != "graph":
             return share
         omega = [w.cpu().numpy() for w in at.split_by_agent(r.engine.omega[at.edges])]
         return [s * w * s.sum() / (s @ w) if s.any() else s for s, w in zip(share, omega, strict=True)]
+
+    def _masses(self, sums: Tensor, members: NDArray[np.intp]) -> tuple[Values, Values] | None:
+        """Total masses of one agent's members and their standard errors; None if they do not affect the shares."""
+        if self.shapley.weighting != "contribution" or sums.numel() == 0:
+            return None
+        return estimate_totals(sums[:, members].numpy())
 
     def noise_gain(self, graph: Graph) -> float:
         weights = float(graph.degrees.mean()) if self.step_scale == "paper" else 1.0  # sum of π

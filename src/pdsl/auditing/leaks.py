@@ -67,6 +67,10 @@ KNOWN_FIELDS: dict[str, set[str]] = {  # of files that others may read; an unkno
         "one intercepted message", "one curious neighbour", "all neighbours colluding", "the final models",
         "baselines", "gain", *BASELINES,
     },
+    "contributions.json": {
+        "format", "metric", "start", "end", "confidence", "method", "coalitions", "notes", "parties", "pairs",
+        "name", "value", "low", "high", "part", "first", "second", "difference", "decided",
+    },
 }  # fmt: skip
 MIN_CLASSES = 3  # nonempty classes of an agent; shorter sequences of counts can occur by chance
 WHOLE_NUMBER = re.compile(r"(?<![\w.])([0-9]+)(?:\.0+)?(?![\w.])")  # not within a digest or a fraction

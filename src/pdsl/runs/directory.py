@@ -155,8 +155,13 @@ class RunDirectory:
             return None
 
     def reopen(self) -> None:
-        """Remove the summary of a finished run that is extended."""
-        (self.path / SUMMARY).unlink(missing_ok=True)
+        """Remove the summary and the account of a finished run that is extended."""
+        for name in (SUMMARY, CONTRIBUTIONS):
+            self.remove(name)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it exists."""
+        (self.path / name).unlink(missing_ok=True)
 
     @property
     def ledger_path(self) -> Path:

@@ -18,10 +18,12 @@ from pdsl.privacy.statement import adversaries, statement
 from pdsl.report import write_report
 from pdsl.runs.cards import describe_result, html_card, model_card
 from pdsl.runs.checkpoints import Checkpoint
-from pdsl.runs.directory import CARD, FEATURES, LEDGER, MODEL, SUMMARY, RunDirectory
+from pdsl.runs.directory import CARD, CONTRIBUTIONS, FEATURES, LEDGER, MODEL, SUMMARY, RunDirectory
 from pdsl.runs.model_file import pack_model
 from pdsl.runs.prediction import Predictions, Predictor, predictor_of
+from pdsl.shapley.account import Account
 from pdsl.training.baselines import Baselines, compute_baselines, describe_gain
+from pdsl.training.contributions import make_run_account
 from pdsl.training.evaluation import Evaluation, final_evaluation, finite, measure_model
 from pdsl.training.experiment import Experiment
 from pdsl.training.records import RoundRecord
@@ -185,6 +187,11 @@ class Result:
         g = self.experiment.graph
         return list(zip(g.receiver.tolist(), g.sender.tolist(), strict=True))
 
+    @cached_property
+    def contributions(self) -> Account:
+        """Contribution of each agent to the gain over the start, with intervals."""
+        return make_run_account(self.experiment, self.state, self.evaluation.mean, len(self.rows))
+
     @property
     def message_values(self) -> NDArray[np.float64]:
         """Shapley values [rounds, edges]: value of the sender's message to the receiver; NaN if there was none."""
@@ -305,6 +312,16 @@ def stop_reason(result: Result) -> str | None:
     return f"after round {done} of {asked}: another one would exceed the budget of ε = {result.ledger.budget:g}"
 
 
+def write_contributions(run: RunDirectory, result: Result) -> None:
+    """Write the account of contributions, if the run has one."""
+    try:
+        account = result.contributions
+    except PdslError:  # `result.contributions` says why
+        run.remove(CONTRIBUTIONS)
+    else:
+        run.write(CONTRIBUTIONS, account.to_json().encode())
+
+
 def finish(run: RunDirectory, result: Result) -> Summary:
     """Write the mean model, the ledger, the summary, the model card and the report. Returns the summary."""
     e = result.experiment
@@ -314,6 +331,7 @@ def finish(run: RunDirectory, result: Result) -> Summary:
         run.link(FEATURES, e.public.features.path)
     if result.ledger is not None:
         run.write_ledger(e.seal.sign(result.ledger, costs=True, stopped=summary["stopped"]))
+    write_contributions(run, result)
     run.write(SUMMARY, json.dumps(summary, indent=2, ensure_ascii=False).encode())
     run.write(CARD, model_card(e, summary, run.read(LEDGER)).encode())
     write_report(run.path)

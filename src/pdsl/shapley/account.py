@@ -97,7 +97,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Account:
-    """Contributions of all parties. They add up to the gain over the start, `end - start`, on the public set.
+    """Contributions of all parties. They add up to the gain over the start, on the public set.
 
     A value is positive if the party helped: for errors such as rmse, by how much it lowered them. Intervals are
     value ± margin: `margins` for one party, `pair_margins` for the difference of two.
@@ -247,15 +247,16 @@ def make_account(
     metric: str,
     start: float,
     end: float,
+    gain: float,
     method: str,
     coalitions: int,
     notes: Sequence[str] = (),
 ) -> Account:
-    """An account whose values are scaled to add up to the gain.
+    """An account whose values add up to the gain, which is start - end for errors and end - start otherwise.
 
     The difference between the gain and the sum of the values is split equally, which keeps all differences.
     """
-    missing = (end - start) - math.fsum(values)
+    missing = gain - math.fsum(values)
     return Account(
         tuple(names),
         values + missing / len(values),

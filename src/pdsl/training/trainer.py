@@ -13,12 +13,14 @@ from pdsl.algorithms import Metrics, Round
 from pdsl.algorithms.base import Objectives
 from pdsl.attacks import AttackedGradients
 from pdsl.config import Config
+from pdsl.data.partition import strata
 from pdsl.engine import Engine
 from pdsl.gradients.clipping import LocalGradients
 from pdsl.gradients.independence import choose_kernel
-from pdsl.gradients.per_example import RECORDS
+from pdsl.gradients.per_example import RECORDS, Kernel
 from pdsl.privacy import Ledger, Noise, Release
 from pdsl.privacy.metering import Meter, MeteredEngine, MeteredGradients, MeteredNoise
+from pdsl.shapley.masses import PublicGradients, public_gradients
 from pdsl.shapley.valuation import Validation
 from pdsl.training.evaluation import distances, evaluate, finite
 from pdsl.training.experiment import Experiment
@@ -62,6 +64,7 @@ class Trainer:
     noise: Noise
     validation: Validation
     experiment: Experiment
+    public_gradients: PublicGradients | None = None
 
     def round(
         self,
@@ -77,8 +80,9 @@ class Trainer:
         e = self.experiment
         self.engine.enter_round(t)
         honest = replace(self.local, repeated={})  # the cache of gradients lasts one round
-        objectives = local or (AttackedGradients(honest, e.attackers, e.streams) if e.attackers else honest)
         noise, engine, meter = noise or self.noise, self.engine, None
+        attacked = AttackedGradients(honest, e.attackers, e.streams, noise, e.graph)
+        objectives = local or (attacked if e.attackers else honest)
         if e.mechanisms is not None:
             declared = declared or {i: e.declared_release(t, i) for i in e.engine.agents}
             meter = Meter(e.config.algorithm.name, t, declared)
@@ -97,6 +101,7 @@ class Trainer:
             noise_multiplier=min(m.noise_multiplier for m in e.mechanisms) if e.mechanisms else 0.0,
             learning_rate=e.learning_rates[t - 1],
             peak_rate=max(e.learning_rates),
+            public_gradients=self.public_gradients,
         )
 
 
@@ -108,7 +113,19 @@ def build_trainer(e: Experiment, workers: Workers) -> Trainer:
     local = build_gradients(e, workers)
     if local.kernel.note:
         warn_user(local.kernel.note)
-    return Trainer(e.engine, local, Noise(e.sigma, e.streams, workers, sigma_scale=e.sigma_scale), Q, e)
+    noise = Noise(e.sigma, e.streams, workers, sigma_scale=e.sigma_scale)
+    return Trainer(e.engine, local, noise, Q, e, build_public_gradients(e, local.kernel, workers))
+
+
+def build_public_gradients(e: Experiment, kernel: Kernel, workers: Workers) -> PublicGradients | None:
+    """Gradients of groups of public records; None if whole batches are clipped, which hides numbers of records."""
+    privacy, (inputs, labels) = e.config.privacy, e.validation
+    if privacy.clipping == "batch":
+        return None
+    device, groups = e.network.device, strata(labels)
+    return public_gradients(
+        e.network, inputs.to(device), labels.to(device), groups, privacy.max_grad_norm, kernel, workers
+    )
 
 
 def build_gradients(e: Experiment, workers: Workers) -> LocalGradients:
