@@ -101,6 +101,8 @@ class AttackOptions(TypedDict, total=False):
     label_flip: int
     gaussian: int
     free_rider: int
+    echo: int
+    duplicate: int
 
 
 class EngineOptions(TypedDict, total=False):

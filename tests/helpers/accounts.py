@@ -33,6 +33,7 @@ def hospital_account(
         metric=metric,
         start=start,
         end=end,
+        gain=end - start,
         method="exact",
         coalitions=64,
         notes=notes,

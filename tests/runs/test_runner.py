@@ -48,7 +48,7 @@ from tests.helpers.refusals import refused
 T = 6
 FILES = {
     "config.toml", "setup.json", "owner.json", "rows.jsonl", "checkpoint", "summary.json", "model.safetensors",
-    "report.html", "README.md",
+    "contributions.json", "report.html", "README.md",
 }  # fmt: skip
 
 

@@ -67,7 +67,7 @@ def test_cut_and_taken_up_it_ends_the_same(tmp_path: Path) -> None:
     assert taken_up["models_sha256"] == straight["models_sha256"] != whole["models_sha256"]
     newest, _ = RunDirectory.open(tmp_path / "straight").newest()
     assert newest is not None
-    assert set(newest.tensors) == {"x", "u", "evidence", "x.mean"}
+    assert set(newest.tensors) == {"x", "u", "evidence", "anchor", "sums", "x.mean"}
 
 
 @pytest.mark.slow
@@ -82,4 +82,4 @@ def test_the_audit_finds_nothing_against_it() -> None:
 
 def test_without_it_states_are_the_algorithm_s_own() -> None:
     *_, step = rounds(prepare(config(ema_decay=0.0)))
-    assert set(state_tensors(step.state)) == {"x", "u", "evidence"}
+    assert set(state_tensors(step.state)) == {"x", "u", "evidence", "anchor", "sums"}
