@@ -101,6 +101,15 @@ class AttackOptions(TypedDict, total=False):
     label_flip: int
     gaussian: int
     free_rider: int
+    reversed_model: int
+    constant_model: int
+    copied_model: int
+    drifting_model: int
+    drift: float
+
+
+class MixingOptions(TypedDict, total=False):
+    robust: bool
 
 
 class EngineOptions(TypedDict, total=False):

@@ -12,6 +12,7 @@ from typing_extensions import TypeVar  # with defaults; pydantic requires this p
 from pdsl.algorithms.schedule import AUTO, LearningRate, learning_rates
 from pdsl.engine import Engine
 from pdsl.engine.base import Replies
+from pdsl.engine.robust import RobustEngine
 from pdsl.privacy import Noise, Release
 from pdsl.privacy.metering import Meter
 from pdsl.section import Section
@@ -49,6 +50,7 @@ class Round:
     learning_rate: float  # γ of this round
     peak_rate: float  # largest γ of all rounds
     meter: Meter | None = None  # counts gradients and messages; None without noise
+    robust: RobustEngine | None = None  # limits neighbours' rows in `engine.mix`; None with plain mixing
 
     def noisy_gradients(self, x: Tensor) -> Tensor:
         """ĝ [E, d]: clipped gradient of each edge's receiver at the model x[e], with noise, for the edge's sender."""

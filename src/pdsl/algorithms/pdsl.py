@@ -20,7 +20,7 @@ from pdsl.engine.base import Replies, weighted_sums
 from pdsl.privacy import Release, by_weight
 from pdsl.settings import ShapleySettings
 from pdsl.shapley.coalitions import Values, check_size
-from pdsl.shapley.trust import EVIDENCE_FIELDS, shares, update_evidence
+from pdsl.shapley.trust import EVIDENCE_FIELDS, model_trust, shares, update_evidence
 from pdsl.shapley.valuation import Valuation
 from pdsl.topology import Graph, Schedule
 
@@ -68,18 +68,22 @@ class PDSL(Algorithm[State]):
         probe = self.shapley.step_fraction * r.peak_rate  # the same in all rounds, so that their values compare
 
         g_bar, evidence, reports = [], [], []
+        trust: list[Values] = []  # in the models of each agent's members, for robust mixing
         for at in r.cross_gradients(x):  # chunks of agents i
             g_hat = at.values  # lines 2-13, eq. 9-14: ĝ_ji = clip(∇F_j(x_i; ξ_j)) + n_ji
             x_ij = at.split_by_agent(at.own_rows(x) - probe * g_hat)  # line 14, eq. 15
             phi = r.validation.contributions(r.t, at.agents, x[at.rows], x_ij, self.shapley)  # line 15, eq. 16-18
             evidence.append(self._update_evidence(state.evidence[at.rows], phi, at, r))
             share = self._shares(phi, evidence[-1], at, r)  # line 16, eq. 19
+            trust += [model_trust(evidence[-1][row, who].numpy()) for row, who in enumerate(self._members(at, r))]
             omega = engine.omega[at.edges] if self.step_scale == "paper" else 1.0
             pi = torch.from_numpy(np.concatenate(share)) / omega  # line 17, eq. 20
             g_bar.append(weighted_sums(g_hat, pi, at.offsets))  # line 18, eq. 21
             fidelity = r.validation.fidelity(r.t, at.agents, r.graph.agents, x_ij, self.shapley)
             reports += _reports(phi, share, fidelity, self._places(at, r))
 
+        if r.robust is not None and self.shapley.weighting == "evidence":
+            r.robust.trust(torch.from_numpy(np.concatenate(trust)))
         u_hat = alpha * u + torch.cat(g_bar)  # line 19, eq. 22
         x_hat = x - gamma * u_hat  # line 20, eq. 23
         u = engine.mix(u_hat)  # lines 21-23, eq. 24

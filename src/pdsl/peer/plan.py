@@ -177,7 +177,10 @@ def compose(
 
     Noise between organisations is always secret, whatever `privacy.randomness` says.
     """
-    given = load(config, [*assignments, f"graph.agents={len(cards)}", "privacy.randomness=system"])
+    agreed = [f"graph.agents={len(cards)}", "privacy.randomness=system"]
+    given = load(config, [*assignments, *agreed])
+    if "robust" not in given.mixing.model_fields_set:
+        given = load(config, [*assignments, *agreed, "mixing.robust=true"])
     own = {section: Config.model_fields[section].get_default() for section in LOCAL}
     if given.model.name == "auto":
         name = "linear" if given.public.has_features else DEFAULT_MODEL.get(given.data.name, "mlp")

@@ -19,7 +19,20 @@ from pdsl.utils.types import JsonDict
 FILE = "cells.jsonl"
 # Settings and sections that are younger than the first kept cells. At their defaults, which change no result, they are
 # left out of a digest, so that older cells are still found. List every new setting here.
-ADDED = ("baselines", "algorithm.schedule", "data.public_seed", "graph.k", "public", "task")
+ADDED = (
+    "baselines",
+    "algorithm.schedule",
+    "data.public_seed",
+    "graph.k",
+    "public",
+    "task",
+    "mixing",
+    "attack.reversed_model",
+    "attack.constant_model",
+    "attack.copied_model",
+    "attack.drifting_model",
+    "attack.drift",
+)
 
 
 @dataclass(frozen=True)

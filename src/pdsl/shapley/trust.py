@@ -102,6 +102,12 @@ def trust(evidence: Values) -> Values:
     return np.clip((NO_TRUST_Z - z) / (NO_TRUST_Z - FULL_TRUST_Z), 0, 1)
 
 
+def model_trust(evidence: Values) -> Values:
+    """Trust in each member's model: that in its gradients, or the fallback if no member is trusted."""
+    trusted = trust(evidence)
+    return trusted if trusted.any() else fallback_trust(evidence)
+
+
 def fallback_trust(evidence: Values) -> Values:
     """Trust if no member is trusted: 1 for members whose messages do little harm alone, 0 for the others.
 

@@ -1,0 +1,132 @@
+"""Robust mixing: a neighbour's row counts only as far as honest rows can differ (self-centred clipping).
+
+Plain mixing is x_i ← x_i + Σ_j ω_ij v_ij with the displacements v_ij = x_j − x_i. Robust mixing limits each v_ij:
+
+1. Length. Up to the radius τ it is unchanged. Beyond, it shrinks to τ²/‖v‖, so distant rows count for nothing.
+2. History. Honest displacements are mostly noise, which points elsewhere in every round. The component along the
+   displacements of earlier rounds is at most a limit ℓ, so a persistent push in one direction is slow.
+3. Harm. The component along the gradient of the public loss at the agent's model is at most ℓ.
+
+Guarantee: a neighbour moves an agent's row in one mixing step by at most ω_ij τ. Post-processing: it costs no privacy.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pdsl.engine.base import Engine, Replies, ReplyFn, weighted_sum
+from pdsl.topology import Graph
+
+MEMORY = 0.9  # decay of the history per round
+FAR = 2.0  # distance in units of the radius from which a sender is reported
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of the displacements in one mixing step of a round."""
+
+    radius: float  # τ: length
+    component: float  # ℓ: length along the history, and along the gradient of the public loss
+
+
+def shorten(v: Tensor, radius: float) -> Tensor:
+    """v min(1, (τ/‖v‖)²): a vector of at most length τ. A vector that is not finite becomes zero."""
+    length = float(v.norm())
+    if length <= radius:
+        return v
+    return v * (radius / length) ** 2 if math.isfinite(length) else torch.zeros_like(v)
+
+
+def limit_component(v: Tensor, direction: Tensor, limit: float) -> Tensor:
+    """Reduce the component of v along a direction to at most ±limit."""
+    length = float(direction.norm())
+    if length == 0:
+        return v
+    unit = direction / length
+    along = float(unit @ v)
+    excess = along - min(max(along, -limit), limit)
+    return v - excess * unit if excess else v
+
+
+class RobustEngine:
+    """Wrap an engine: `mix` limits the displacements of neighbours. `limits`: one per mixing step of a round."""
+
+    def __init__(self, engine: Engine, graph: Graph, limits: Sequence[Limits]):
+        self._engine, self._graph, self._limits = engine, graph, limits
+        self._trust: list[float] | None = None
+        self._harm: Tensor | None = None
+        self._step = 0  # index of the mixing step in the round
+        self.history = self._no_history(0)
+        self.implausible: set[int] = set()  # senders of a row whose distance exceeds FAR times the radius
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def begin(self, history: Tensor, harm: Tensor) -> None:
+        """Start a round with the history of the earlier rounds, and the gradients of the public loss [m, d]."""
+        self.history = history.clone()
+        self._harm = harm.double()
+
+    def trust(self, trust: Tensor) -> None:
+        """Multiply the weight of each edge's sender by the trust in it, [E] from 0 to 1."""
+        self._trust = trust.tolist()
+
+    def deliver(self, x: Tensor) -> Tensor:
+        return self._engine.deliver(x)
+
+    def reply(self, v: Tensor) -> Tensor:
+        return self._engine.reply(v)
+
+    def request(self, x: Tensor, reply_fn: ReplyFn) -> Iterator[Replies]:
+        return self._engine.request(x, reply_fn)
+
+    def mix(self, x: Tensor) -> Tensor:
+        engine, step = self._engine, min(self._step, len(self._limits) - 1)
+        self._step += 1
+        if self.history.shape[1] == 0:  # round 1
+            self.history = self._no_history(x.shape[1])
+        received = engine.deliver(x)
+        rows = [
+            self._mix_row(x[row], received[a:b], agent, row, slice(a, b), step)
+            for row, (agent, (a, b)) in enumerate(zip(engine.agents, pairwise(engine.offsets), strict=True))
+        ]
+        return torch.stack(rows)
+
+    def _mix_row(self, own: Tensor, received: Tensor, agent: int, row: int, edges: slice, step: int) -> Tensor:
+        """The mixed row of one agent. If no displacement is limited, it has the bits of plain mixing."""
+        senders, omega = self._engine.sender[edges].tolist(), self._engine.omega[edges].tolist()
+        places = np.searchsorted(self._graph.neighbourhood(agent), senders).tolist()
+        trust = [1.0] * len(senders) if self._trust is None else self._trust[edges]
+        total, plain = own.double(), True
+        for e, sender in enumerate(senders):
+            if sender == agent:
+                continue
+            v = received[e].double() - own.double()
+            limited = self._limit(v, row, places[e], step, sender)
+            plain = plain and limited is v and trust[e] == 1.0
+            total = total + limited * (omega[e] * trust[e])
+        return weighted_sum(received, omega) if plain else total.to(own.dtype)
+
+    def _limit(self, v: Tensor, row: int, place: int, step: int, sender: int) -> Tensor:
+        """The displacement of a sender within the limits: v itself if it is within them."""
+        limits, past = self._limits[step], self.history[row, place, step]
+        if not float(v.norm()) <= FAR * limits.radius:
+            self.implausible.add(sender)
+        v = shorten(v, limits.radius)
+        limited = limit_component(v, past.double(), limits.component)
+        if self._harm is not None:
+            limited = limit_component(limited, self._harm[row], limits.component)
+        self.history[row, place, step] = MEMORY * past + v.to(past.dtype)
+        return limited
+
+    def _no_history(self, d: int) -> Tensor:
+        """Zeros [m, members, mixing steps, d]; no members if d is 0."""
+        members = int(max(self._graph.degrees)) if d else 0
+        device = self._engine.omega.device
+        return torch.zeros(len(self._engine.agents), members, len(self._limits), d, device=device)
