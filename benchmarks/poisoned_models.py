@@ -4,7 +4,8 @@
 
 Handwritten digits, total ε = 8, 60 rounds. Two agents send honest gradients, but false rows when models and momenta are
 mixed. Prints the mean accuracy of the honest agents' models, and its difference in points to the clean run: the same
-seed, data and graph with plain mixing and no attack, over the same agents. The line `none` is the cost in clean networks.
+seed, data and graph with plain mixing and no attack, over the same agents. The line `none` is the cost in clean
+networks. `--set` replaces the settings of digits.
 """
 
 import argparse
@@ -32,11 +33,11 @@ ATTACKS = {
     "drifting by 1": [f"attack.drifting_model={LIARS}", "attack.drift=1"],
     "drifting by 3": [f"attack.drifting_model={LIARS}", "attack.drift=3"],
 }
-DIGITS = ["data.name=digits", "rounds=60", "privacy.target_epsilon=8"]
+DIGITS = ["data.name=digits", "rounds=60", "evaluate_every=60", "privacy.target_epsilon=8"]
 
 
 def honest_accuracy(settings: Sequence[str], seed: int) -> float:
-    """Mean accuracy of the agents that would not be attackers with this seed. 0 if the run diverged."""
+    """Mean accuracy of the agents that are no attackers with this seed."""
     e = prepare(load(None, [*settings, f"seed={seed}", "baselines=none"]))
     *_, last = rounds(e)
     with Workers(1) as workers:
