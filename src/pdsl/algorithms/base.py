@@ -98,6 +98,7 @@ class Algorithm(Section, Generic[StateT]):
     paper: ClassVar[str] = ""  # citation
     rule: ClassVar[str] = ""  # update rule, in one line
 
+    gossips: ClassVar[bool] = True  # mixes models with `engine.mix`, which can be robust
     base_rate: ClassVar[float] = 1.0  # learning rate without noise, relative to that of D-PSGD, for "auto"
 
     learning_rate: LearningRate = Field(
