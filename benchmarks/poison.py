@@ -4,10 +4,10 @@
 
 All peers are connected; handwritten digits, total ε = 8. The last peers flip the labels in their folder (0 for 9, 1 for
 8, …), or send reversed gradients scaled by 10 or 1000; with `model too` these also enter their own models. Or their
-gradients are honest, and the models and momenta that they send are reversed and scaled by 1000, a constant vector of norm
-100, shifted by 0.05 more in every round, or a neighbour's. Prints, for each variant of weights and mixing, the mean
-accuracy of the honest peers' models, and the weight that they gave to each malicious peer's gradients over the last ten
-rounds.
+gradients are honest, and the models and momenta that they send are reversed and scaled by 1000, a constant vector of
+norm 100, shifted by 0.05 more in every round, or a neighbour's. Prints, for each variant of weights and mixing, the
+mean accuracy of the honest peers' models, and the weight that they gave to each malicious peer's gradients over the
+last ten rounds.
 """
 
 import argparse

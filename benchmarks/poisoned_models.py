@@ -1,24 +1,27 @@
 """Poisoned models in a simulation: honest agents' accuracy with plain and with robust mixing.
 
-    python benchmarks/poisoned_models.py [--graphs full:8 ring:10] [--seeds 5] [--attacks …] [--set KEY=VALUE …]
+    python benchmarks/poisoned_models.py [--graphs full:8 ring:10] [--seeds 5] [--attacks …] [--set K=V …] [--radius]
 
 Handwritten digits, total ε = 8, 60 rounds. Two agents send honest gradients, but false rows when models and momenta are
 mixed. Prints the mean accuracy of the honest agents' models, and its difference in points to the clean run: the same
 seed, data and graph with plain mixing and no attack, over the same agents. The line `none` is the cost in clean
-networks. `--set` replaces the settings of digits.
+networks. `--set` replaces the settings of digits. `--radius` prints the rehearsed radius of each mixing step instead,
+and the largest distance of honest neighbours in a clean run in units of it.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from pdsl.attacks import draw_attackers
 from pdsl.config import load
 from pdsl.settings import AttackSettings
 from pdsl.training.evaluation import evaluate
 from pdsl.training.experiment import prepare
-from pdsl.training.trainer import rounds
+from pdsl.training.trainer import build_trainer, initial_state, rounds, run_round
 from pdsl.utils.random import Streams
 from pdsl.utils.workers import Workers
 
@@ -46,32 +49,68 @@ def honest_accuracy(settings: Sequence[str], seed: int) -> float:
     return float(np.mean([score for agent, score in enumerate(scores) if agent not in liars]))
 
 
+def measure_distances(settings: Sequence[str], seed: int) -> tuple[list[float], list[float]]:
+    """Radius of each mixing step, and the largest distance of neighbours in a clean run in units of it."""
+    e = prepare(load(None, [*settings, "mixing.robust=true", f"seed={seed}"]))
+    sender, receiver = torch.as_tensor(e.graph.sender), torch.as_tensor(e.graph.receiver)
+    with Workers() as workers:
+        trainer, state = build_trainer(e, workers), initial_state(e)
+        radii = [limits.radius for limits in trainer.limits]
+        largest = [0.0] * len(radii)
+        for t in range(1, e.config.rounds + 1):
+            r, mixed = trainer.round(t), list[Tensor]()
+            mix = r.engine.mix
+
+            def record(x: Tensor, mix: Callable[[Tensor], Tensor] = mix, mixed: list[Tensor] = mixed) -> Tensor:
+                mixed.append(x)
+                return mix(x)
+
+            r.engine.mix = record  # type: ignore[method-assign]
+            state, _ = run_round(e.config, state, r)
+            for step, x in enumerate(mixed):
+                largest[step] = max(largest[step], float((x[sender] - x[receiver]).norm(dim=1).max()) / radii[step])
+    return radii, largest
+
+
+def print_radii(graph: str, base: Sequence[str], seeds: int) -> None:
+    found = [measure_distances(base, seed) for seed in range(seeds)]
+    radii, largest = (np.array([of_seed[n] for of_seed in found]) for n in (0, 1))
+    columns = (", ".join(f"{value:.2f}" for value in column) for column in (radii.mean(0), largest.max(0)))
+    print(f"| {graph} | {' | '.join(columns)} |", flush=True)
+
+
+def print_accuracies(graph: str, base: Sequence[str], seeds: int, attacks: Sequence[str]) -> None:
+    clean = np.array([honest_accuracy(base, seed) for seed in range(seeds)])
+    for attack in attacks:
+        for mixing, robust in (("plain", "false"), ("robust", "true")):
+            settings = [*base, *ATTACKS[attack], f"mixing.robust={robust}"]
+            found = clean
+            if attack != "none" or mixing == "robust":
+                found = np.array([honest_accuracy(settings, seed) for seed in range(seeds)])
+            points = 100 * (found - clean)
+            line = f"| {graph} | {attack} | {mixing} | {found.mean():.4f} "
+            print(f"{line}| {points.mean():+.2f} | {points.min():+.2f} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--graphs", nargs="*", default=["full:8", "ring:10"], help="kind:agents")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--attacks", nargs="*", choices=ATTACKS, default=list(ATTACKS))
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="further settings")
-    parser.add_argument("--skip-plain", action="store_true", help="no attacks on plain mixing")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="other settings than digits")
+    parser.add_argument("--radius", action="store_true", help="print radii and distances instead")
     a = parser.parse_args()
-    print(
-        "| graph | attack | mixing | accuracy of honest agents | difference | worst seed |\n|---|---|---|---|---|---|"
-    )
+    titles = ["graph", "attack", "mixing", "accuracy of honest agents", "difference", "worst seed"]
+    if a.radius:
+        titles = ["graph", "radius of each mixing step", "largest honest distance in units of it"]
+    print(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}")
     for graph in a.graphs:
         kind, agents = graph.split(":")
         base = [*(a.set or DIGITS), f"graph.kind={kind}", f"graph.agents={agents}"]
-        clean = np.array([honest_accuracy(base, seed) for seed in range(a.seeds)])
-        for attack in a.attacks:
-            for robust in ("true",) if a.skip_plain else ("false", "true"):
-                if attack == "none" and robust == "false":
-                    found = clean
-                else:
-                    settings = [*base, *ATTACKS[attack], f"mixing.robust={robust}"]
-                    found = np.array([honest_accuracy(settings, seed) for seed in range(a.seeds)])
-                points = 100 * (found - clean)
-                mixing = "robust" if robust == "true" else "plain"
-                line = f"| {kind} of {agents} | {attack} | {mixing} | {found.mean():.4f} "
-                print(f"{line}| {points.mean():+.2f} | {points.min():+.2f} |", flush=True)
+        if a.radius:
+            print_radii(f"{kind} of {agents}", base, a.seeds)
+        else:
+            print_accuracies(f"{kind} of {agents}", base, a.seeds, a.attacks)
 
 
 if __name__ == "__main__":
