@@ -14,7 +14,7 @@ from pdsl.algorithms.mixing import accelerated_gossip
 from pdsl.algorithms.rehearsal import rehearse
 from pdsl.config import load
 from pdsl.engine import LocalEngine
-from pdsl.engine.robust import MEMORY, Limits, RobustEngine, limit_component, shorten
+from pdsl.engine.robust import MEMORY, Limits, RobustEngine, limit_component, shorten, widen
 from pdsl.privacy import Noise
 from pdsl.topology import Graph, build
 from pdsl.utils.random import Streams
@@ -27,6 +27,11 @@ def make_graph(kind: str, agents: int) -> Graph:
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape, dtype=np.float32))
+
+
+def shortened(x_j: list[float], x_i: list[float], limits: Limits) -> list[float]:
+    scale = min(1.0, limits.radius / max(math.dist(x_j, x_i), 1e-9)) ** 2
+    return [scale * (a - b) for a, b in zip(x_j, x_i, strict=True)]
 
 
 def mix_literally(
@@ -45,14 +50,18 @@ def mix_literally(
         kept = max(-limits.component, min(limits.component, along))
         return [a + (kept - along) * b for a, b in zip(v, unit, strict=True)]
 
-    mixed = []
+    mixed, tight = [], limits
     for i in range(graph.agents):
         total = list(x[i])
+        apart = sorted(math.dist(x[j], x[i]) for j in graph.neighbourhood(i).tolist() if j != i)
+        median = apart[(len(apart) - 1) // 2]
+        limits = Limits(median, median) if len(apart) >= 3 and median > tight.radius else tight
         for j in graph.neighbourhood(i).tolist():
             v = [a - b for a, b in zip(x[j], x[i], strict=True)]
             if norm(v) > limits.radius:
                 v = [a * (limits.radius / norm(v)) ** 2 for a in v]
             v = limit_along(limit_along(v, history[i, j]), harm)
+            history[i, j] = [MEMORY * a + b for a, b in zip(history[i, j], shortened(x[j], x[i], limits), strict=True)]
             total = [a + float(graph.W[i, j]) * b for a, b in zip(total, v, strict=True)]
         mixed.append(total)
     return mixed
@@ -77,7 +86,7 @@ def test_limit_component_changes_only_the_component_along_the_direction() -> Non
 
 @pytest.mark.parametrize(("kind", "agents"), [("ring", 5), ("full", 4), ("star", 5)])
 def test_mix_agrees_with_the_literal_oracle_over_three_rounds(kind: str, agents: int) -> None:
-    graph, d, limits = make_graph(kind, agents), 6, Limits(radius=2.5, component=0.8)
+    graph, d, limits = make_graph(kind, agents), 6, Limits(radius=3.3, component=0.8)
     history = {(i, j): [0.0] * d for i in range(agents) for j in range(agents)}
     harm, kept = normal(d, seed=9), torch.zeros(agents, 0, 0, d)
     for t in range(3):
@@ -87,10 +96,6 @@ def test_mix_agrees_with_the_literal_oracle_over_three_rounds(kind: str, agents:
         found = engine.mix(x)
         expected = mix_literally(x.tolist(), graph, limits, history, harm.tolist())
         torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-5, atol=1e-5)
-        for i, j in history:
-            v = x[j] - x[i]
-            v = v * min(1.0, limits.radius / max(float(v.norm()), 1e-9)) ** 2
-            history[i, j] = [MEMORY * a + b for a, b in zip(history[i, j], v.tolist(), strict=True)]
         kept = engine.history
 
 
@@ -132,6 +137,27 @@ def test_a_persistent_push_moves_a_row_slowly_and_a_changing_one_does_not_accumu
         kept = engine.history
     weight = float(graph.W[0, 2])
     assert float(x[0, 0]) <= weight * (limits.radius + 29 * limits.component) * (1 + 1e-5)  # plain: 30 times the weight
+
+
+def test_widen_needs_three_neighbours_and_a_majority_beyond_the_radius() -> None:
+    tight = Limits(1.0, 0.1)
+    assert widen(tight, [5.0, 7.0]) is tight  # a ring: two liars must not widen it
+    assert widen(tight, [0.5, 0.9, 1e6, 1e6]) is tight
+    assert widen(tight, [1e6, 3.0, 4.0, 2.0]) == Limits(3.0, 3.0)
+    assert widen(tight, [1e6, 1e6, 1e6]) == Limits(10.0, 10.0)
+    assert widen(tight, [math.nan, math.nan, math.nan]).radius <= 10.0
+
+
+def test_agents_that_were_driven_apart_meet_again_in_spite_of_a_liar() -> None:
+    graph, limits, d = make_graph("full", 6), Limits(1.0, 0.1), 30
+    x, kept = 2 * normal(6, d), torch.zeros(6, 0, 0, d)
+    for _ in range(8):
+        engine = RobustEngine(LocalEngine(graph), graph, [limits])
+        engine.begin(kept, torch.zeros(6, d))
+        x[5] = 1e4
+        x, kept = engine.mix(x), engine.history
+    assert torch.cdist(x[:5], x[:5]).max() < limits.radius
+    assert x[:5].abs().max() < 5
 
 
 def test_distrusted_neighbours_have_no_weight() -> None:

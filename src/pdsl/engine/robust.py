@@ -7,6 +7,9 @@ Plain mixing is x_i ← x_i + Σ_j ω_ij v_ij with the displacements v_ij = x_j 
    displacements of earlier rounds is at most a limit ℓ, so a persistent push in one direction is slow.
 3. Harm. The component along the gradient of the public loss at the agent's model is at most ℓ.
 
+If the median distance of three or more neighbours exceeds τ, the network was disturbed. Then this distance takes the
+place of τ, and of ℓ, so that honest agents meet again.
+
 Guarantee: a neighbour moves an agent's row in one mixing step by at most ω_ij τ. Post-processing: it costs no privacy.
 """
 
@@ -14,6 +17,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median_low
 from typing import Any
 
 import numpy as np
@@ -24,6 +28,8 @@ from pdsl.engine.base import Engine, Replies, ReplyFn, weighted_sum
 from pdsl.topology import Graph
 
 MEMORY = 0.9  # decay of the history per round
+MIN_NEIGHBOURS = 3  # neighbours whose median distance is trusted
+MAX_GROWTH = 10.0  # largest median distance, in units of the radius
 FAR = 2.0  # distance in units of the radius from which a sender is reported
 
 
@@ -41,6 +47,18 @@ def shorten(v: Tensor, radius: float) -> Tensor:
     if length <= radius:
         return v
     return v * (radius / length) ** 2 if math.isfinite(length) else torch.zeros_like(v)
+
+
+def widen(limits: Limits, distances: Sequence[float]) -> Limits:
+    """Limits for a disturbed network: the radius is at least the median distance, so that honest agents meet again.
+
+    This needs a majority: with at least three neighbours, of which more than half are honest, liars cannot widen it
+    beyond an honest distance. The radius grows by at most MAX_GROWTH.
+    """
+    if len(distances) < MIN_NEIGHBOURS:
+        return limits
+    median = min(median_low(distances), MAX_GROWTH * limits.radius)
+    return limits if not median > limits.radius else Limits(median, median)
 
 
 def limit_component(v: Tensor, direction: Tensor, limit: float) -> Tensor:
@@ -103,21 +121,20 @@ class RobustEngine:
         senders, omega = self._engine.sender[edges].tolist(), self._engine.omega[edges].tolist()
         places = np.searchsorted(self._graph.neighbourhood(agent), senders).tolist()
         trust = [1.0] * len(senders) if self._trust is None else self._trust[edges]
+        displacements = {e: received[e].double() - own.double() for e, j in enumerate(senders) if j != agent}
+        limits = widen(self._limits[step], [float(v.norm()) for v in displacements.values()])
         total, plain = own.double(), True
-        for e, sender in enumerate(senders):
-            if sender == agent:
-                continue
-            v = received[e].double() - own.double()
-            limited = self._limit(v, row, places[e], step, sender)
+        for e, v in displacements.items():
+            if not float(v.norm()) <= FAR * limits.radius:
+                self.implausible.add(senders[e])
+            limited = self._limit(v, row, places[e], step, limits)
             plain = plain and limited is v and trust[e] == 1.0
             total = total + limited * (omega[e] * trust[e])
         return weighted_sum(received, omega) if plain else total.to(own.dtype)
 
-    def _limit(self, v: Tensor, row: int, place: int, step: int, sender: int) -> Tensor:
-        """The displacement of a sender within the limits: v itself if it is within them."""
-        limits, past = self._limits[step], self.history[row, place, step]
-        if not float(v.norm()) <= FAR * limits.radius:
-            self.implausible.add(sender)
+    def _limit(self, v: Tensor, row: int, place: int, step: int, limits: Limits) -> Tensor:
+        """The displacement of a neighbour within the limits: v itself if it is within them."""
+        past = self.history[row, place, step]
         v = shorten(v, limits.radius)
         limited = limit_component(v, past.double(), limits.component)
         if self._harm is not None:
