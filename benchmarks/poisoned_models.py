@@ -5,19 +5,23 @@
 Handwritten digits, total ε = 8, 60 rounds. Two agents send honest gradients, but false rows when models and momenta are
 mixed. Prints the mean accuracy of the honest agents' models, and its difference in points to the clean run: the same
 seed, data and graph with plain mixing and no attack, over the same agents. The line `none` is the cost in clean
-networks. `--set` replaces the settings of digits. `--radius` prints the rehearsed radius of each mixing step instead,
-and the largest distance of honest neighbours in a clean run in units of it.
+networks. `left out` is the limit of any defence against models that hold nothing: the liars' models are not mixed at
+all, and a ring falls into two parts. `--set` replaces the settings of digits. `--radius` prints the rehearsed radius of
+each mixing step instead, and the largest distance of honest neighbours in a clean run in units of it.
 """
 
 import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pdsl.attacks import draw_attackers
 from pdsl.config import load
+from pdsl.engine import LocalEngine
 from pdsl.settings import AttackSettings
 from pdsl.training.evaluation import evaluate
 from pdsl.training.experiment import prepare
@@ -25,6 +29,7 @@ from pdsl.training.trainer import build_trainer, initial_state, rounds, run_roun
 from pdsl.utils.random import Streams
 from pdsl.utils.workers import Workers
 
+Floats = NDArray[np.float64]
 LIARS = 2
 ATTACKS = {
     "none": [],
@@ -39,13 +44,34 @@ ATTACKS = {
 DIGITS = ["data.name=digits", "rounds=60", "evaluate_every=60", "privacy.target_epsilon=8"]
 
 
-def honest_accuracy(settings: Sequence[str], seed: int) -> float:
-    """Mean accuracy of the agents that are no attackers with this seed."""
+class WithoutLiars(LocalEngine):
+    """Engine that gives the weight of a liar's row to the receiver."""
+
+    liars: frozenset[int] = frozenset()
+
+    def mix(self, x: Tensor) -> Tensor:
+        rows, omega = self.deliver(x), self.omega.to(x)
+        weights = torch.where(torch.tensor([j in self.liars for j in self.sender.tolist()]), 0.0, omega)
+        moves = weights[:, None] * (rows - x[self.receiver])
+        return x + torch.zeros_like(x).index_add(0, self.receiver, moves)
+
+
+def draw_liars(agents: int, seed: int) -> frozenset[int]:
+    """The agents that attack in runs with this seed."""
+    return frozenset(draw_attackers(AttackSettings(reversed_model=LIARS), agents, Streams(seed)))
+
+
+def honest_accuracy(settings: Sequence[str], seed: int, left_out: bool = False) -> float:
+    """Mean accuracy of the agents that are no attackers with this seed. `left_out`: their models are not mixed."""
     e = prepare(load(None, [*settings, f"seed={seed}", "baselines=none"]))
+    liars = draw_liars(e.graph.agents, seed)
+    if left_out:
+        engine = WithoutLiars(e.graph)
+        engine.liars = liars
+        e = replace(e, engine=engine)
     *_, last = rounds(e)
     with Workers(1) as workers:
         scores = evaluate(e, last.state.x, e.engine.mean(last.state.x), workers).scores
-    liars = draw_attackers(AttackSettings(reversed_model=LIARS), e.graph.agents, Streams(seed))
     return float(np.mean([score for agent, score in enumerate(scores) if agent not in liars]))
 
 
@@ -81,15 +107,22 @@ def print_radii(graph: str, base: Sequence[str], seeds: int) -> None:
 
 def print_accuracies(graph: str, base: Sequence[str], seeds: int, attacks: Sequence[str]) -> None:
     clean = np.array([honest_accuracy(base, seed) for seed in range(seeds)])
+    _print_line(
+        graph, "left out", "plain", np.array([honest_accuracy(base, s, left_out=True) for s in range(seeds)]), clean
+    )
     for attack in attacks:
         for mixing, robust in (("plain", "false"), ("robust", "true")):
             settings = [*base, *ATTACKS[attack], f"mixing.robust={robust}"]
             found = clean
             if attack != "none" or mixing == "robust":
                 found = np.array([honest_accuracy(settings, seed) for seed in range(seeds)])
-            points = 100 * (found - clean)
-            line = f"| {graph} | {attack} | {mixing} | {found.mean():.4f} "
-            print(f"{line}| {points.mean():+.2f} | {points.min():+.2f} |", flush=True)
+            _print_line(graph, attack, mixing, found, clean)
+
+
+def _print_line(graph: str, attack: str, mixing: str, found: Floats, clean: Floats) -> None:
+    points = 100 * (found - clean)
+    line = f"| {graph} | {attack} | {mixing} | {found.mean():.4f} "
+    print(f"{line}| {points.mean():+.2f} | {points.min():+.2f} |", flush=True)
 
 
 def main() -> None:
