@@ -1,13 +1,14 @@
 """Poisoned models in a simulation: honest agents' accuracy with plain and with robust mixing.
 
-    python benchmarks/poisoned_models.py [--graphs full:8 ring:10] [--seeds 5] [--attacks …] [--set K=V …] [--radius]
+    python benchmarks/poisoned_models.py [--graphs full:8 ring:10] [--seeds 5] [--attacks …] [--task mnist] [--radius]
 
 Handwritten digits, total ε = 8, 60 rounds. Two agents send honest gradients, but false rows when models and momenta are
 mixed. Prints the mean accuracy of the honest agents' models, and its difference in points to the clean run: the same
 seed, data and graph with plain mixing and no attack, over the same agents. The line `none` is the cost in clean
 networks. `left out` is the limit of any defence against models that hold nothing: the liars' models are not mixed at
-all, and a ring falls into two parts. `--set` replaces the settings of digits. `--radius` prints the rehearsed radius of
-each mixing step instead, and the largest distance of honest neighbours in a clean run in units of it.
+all, and a ring falls into two parts. `--task mnist` is MNIST with public features, total ε = 2. `--radius` prints the
+rehearsed radius of each mixing step instead, and the largest distance of honest neighbours in a clean run in units of
+it.
 """
 
 import argparse
@@ -41,7 +42,15 @@ ATTACKS = {
     "drifting by 1": [f"attack.drifting_model={LIARS}", "attack.drift=1"],
     "drifting by 3": [f"attack.drifting_model={LIARS}", "attack.drift=3"],
 }
-DIGITS = ["data.name=digits", "rounds=60", "evaluate_every=60", "privacy.target_epsilon=8"]
+TASKS = {
+    "digits": ["data.name=digits", "rounds=60", "evaluate_every=60", "privacy.target_epsilon=8"],
+    "mnist": [  # the linear model on public features of `pdsl reproduce table1`
+        *("data.name=mnist", "data.public_seed=0", "rounds=20", "evaluate_every=20", "batch.size=6000"),
+        *("public.features=patches", "public.filters=400", "public.pool=4", "public.components=500"),
+        *("public.start=labels", "privacy.target_epsilon=2"),
+        *("algorithm.shapley.estimator=fast", "algorithm.shapley.sample=100"),
+    ],
+}
 
 
 class WithoutLiars(LocalEngine):
@@ -130,7 +139,8 @@ def main() -> None:
     parser.add_argument("--graphs", nargs="*", default=["full:8", "ring:10"], help="kind:agents")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--attacks", nargs="*", choices=ATTACKS, default=list(ATTACKS))
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="other settings than digits")
+    parser.add_argument("--task", choices=TASKS, default="digits")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="further settings")
     parser.add_argument("--radius", action="store_true", help="print radii and distances instead")
     a = parser.parse_args()
     titles = ["graph", "attack", "mixing", "accuracy of honest agents", "difference", "worst seed"]
@@ -139,7 +149,7 @@ def main() -> None:
     print(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}")
     for graph in a.graphs:
         kind, agents = graph.split(":")
-        base = [*(a.set or DIGITS), f"graph.kind={kind}", f"graph.agents={agents}"]
+        base = [*TASKS[a.task], *a.set, f"graph.kind={kind}", f"graph.agents={agents}"]
         if a.radius:
             print_radii(f"{kind} of {agents}", base, a.seeds)
         else:
