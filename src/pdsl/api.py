@@ -23,6 +23,7 @@ from pdsl.options import (
     BatchOptions,
     EngineOptions,
     GraphOptions,
+    MixingOptions,
     ModelOptions,
     PartitionOptions,
     PrivacyOptions,
@@ -41,6 +42,7 @@ from pdsl.settings import (
     DataSettings,
     EngineSettings,
     GraphSettings,
+    MixingSettings,
     ModelSettings,
     PartitionSettings,
     PrivacySettings,
@@ -88,6 +90,7 @@ def train(
     public: PublicSettings | PublicOptions | None = None,
     batch: BatchSettings | BatchOptions | None = None,
     partition: PartitionSettings | PartitionOptions | str | None = None,
+    mixing: MixingSettings | MixingOptions | None = None,
     attack: AttackSettings | AttackOptions | None = None,
     engine: EngineSettings | EngineOptions | None = None,
     evaluate_every: int = 1,
@@ -130,6 +133,7 @@ def train(
         public: features and start from the public set, for example {"features": "patches", "start": "labels"}.
         batch: size and sampling of batches, for example {"size": 64}.
         partition: how records without an owner are split across agents: "iid", or {"kind": "shards", "classes": 3}.
+        mixing: {"robust": True} limits neighbours' models to what honest ones can differ by.
         attack: simulated attackers.
         engine: device and number of workers.
         evaluate_every: rounds between evaluations on the test set.
@@ -162,6 +166,7 @@ def train(
         public=public,
         batch=batch,
         partition=partition,
+        mixing=mixing,
         attack=attack,
         engine=engine,
         evaluate_every=evaluate_every,
@@ -213,6 +218,7 @@ def rounds(
     public: PublicSettings | PublicOptions | None = None,
     batch: BatchSettings | BatchOptions | None = None,
     partition: PartitionSettings | PartitionOptions | str | None = None,
+    mixing: MixingSettings | MixingOptions | None = None,
     attack: AttackSettings | AttackOptions | None = None,
     engine: EngineSettings | EngineOptions | None = None,
     evaluate_every: int = 1,
@@ -250,6 +256,7 @@ def rounds(
         public=public,
         batch=batch,
         partition=partition,
+        mixing=mixing,
         attack=attack,
         engine=engine,
         evaluate_every=evaluate_every,

@@ -20,6 +20,7 @@ from pdsl.settings import (
     DataSettings,
     EngineSettings,
     GraphSettings,
+    MixingSettings,
     ModelSettings,
     PartitionSettings,
     PrivacySettings,
@@ -62,6 +63,7 @@ class Config(Section):
     batch: BatchSettings = BatchSettings()
     algorithm: SerializeAsAny[InstanceOf[Algorithm]] = PDSL()
     privacy: PrivacySettings = PrivacySettings()
+    mixing: MixingSettings = MixingSettings()
     attack: AttackSettings = AttackSettings()
     engine: EngineSettings = EngineSettings()
 

@@ -103,6 +103,15 @@ class AttackOptions(TypedDict, total=False):
     free_rider: int
     echo: int
     duplicate: int
+    reversed_model: int
+    constant_model: int
+    copied_model: int
+    drifting_model: int
+    drift: float
+
+
+class MixingOptions(TypedDict, total=False):
+    robust: bool
 
 
 class EngineOptions(TypedDict, total=False):

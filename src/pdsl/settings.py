@@ -364,6 +364,31 @@ class AttackSettings(Section):
     free_rider: int = Field(0, ge=0, description="simulated attackers that send a zero gradient plus the usual noise")
     echo: int = Field(0, ge=0, description="simulated attackers that send another agent's last message, with noise")
     duplicate: int = Field(0, ge=0, description="simulated attackers that train on a copy of another agent's records")
+    reversed_model: int = Field(
+        0,
+        ge=0,
+        description="simulated attackers whose mixed models and momenta are reversed and 1,000 times as long",
+    )
+    constant_model: int = Field(
+        0,
+        ge=0,
+        description="simulated attackers that always send the same random vector of norm 100 for mixing",
+    )
+    copied_model: int = Field(
+        0, ge=0, description="simulated attackers that send a neighbour's model and momentum for mixing"
+    )
+    drifting_model: int = Field(
+        0, ge=0, description="simulated attackers that shift their model by drift in every round, in a random direction"
+    )
+    drift: float = Field(1.0, gt=0, description="length of the shift of a drifting model per round")
+
+
+class MixingSettings(Section):
+    robust: bool = Field(
+        False,
+        description="limit neighbours' models to what honest ones can differ by; between organisations the default is"
+        " true",
+    )
 
 
 class EngineSettings(Section):

@@ -56,7 +56,14 @@ CHANGING: list[Settings] = [  # each round has its own edges between ranks, and 
     for name in ("pdsl", "def-kt", "ngc", "soft-dsgd", "dp-dpsgd", "muffliato", "mspd")
 ]
 
-RUNS = [*EVERY, *CHANGING, STALE, EMA_NAME, IN_TURNS, UNEVEN, DENSE]
+ROBUST: Settings = {
+    **BASE,
+    "rounds": 4,
+    "mixing": {"robust": True},
+    "attack": {"reversed_model": 1, "copied_model": 1, "drifting_model": 1},
+}
+
+RUNS = [*EVERY, *CHANGING, STALE, ROBUST, EMA_NAME, IN_TURNS, UNEVEN, DENSE]
 
 
 def alike(runs: list[Settings]) -> list[tuple[str, list[Any]]]:

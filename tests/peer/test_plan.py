@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pdsl.peer.identity import VALIDITY, Identity, PeerInfo
-from pdsl.peer.plan import TrainingPlan
+from pdsl.peer.plan import Timeouts, TrainingPlan, compose
 from pdsl.peer.trust_store import TrustStore
 from pdsl.utils.errors import PdslError
 from tests.helpers.organisations import make_organisations, make_plan
@@ -165,3 +165,17 @@ def _example(factory: pytest.TempPathFactory) -> tuple[TrainingPlan, str]:
         plan = make_plan(make_organisations(factory.mktemp("fuzz")))
         _kept.append((plan, plan.to_toml()))
     return _kept[0]
+
+
+@pytest.mark.parametrize(
+    ("assignments", "robust"),
+    [([], True), (["mixing.robust=false"], False), (["algorithm.name=def-kt"], False)],
+)
+def test_a_composed_plan_mixes_robustly_unless_its_settings_or_algorithm_say_otherwise(
+    tmp_path: Path, assignments: list[str], robust: bool
+) -> None:
+    members = make_organisations(tmp_path, 3)
+    task = make_plan(members).task
+    plan = compose([m.card for m in members], None, ["model.name=softmax", *assignments], task, Timeouts())
+    assert plan.config.mixing.robust is robust
+    assert TrainingPlan.parse(plan.to_toml().encode(), "plan") == plan

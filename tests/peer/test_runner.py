@@ -85,14 +85,18 @@ def combined_sha256(summaries: list[dict[str, Any]]) -> str:
     return hashlib.sha256(" ".join(summary["model_sha256"] for summary in summaries).encode()).hexdigest()
 
 
-@pytest.mark.parametrize(("algorithm", "ema_decay"), [("pdsl", 0.0), ("pdsl", 0.5), ("muffliato", 0.0)])
+@pytest.mark.parametrize(
+    ("algorithm", "ema_decay", "robust"),
+    [("pdsl", 0.0, False), ("pdsl", 0.5, True), ("muffliato", 0.0, False), ("muffliato", 0.0, True)],
+)
 def test_peers_have_the_models_of_a_simulation(
-    tmp_path: Path, loop: Loop, monkeypatch: pytest.MonkeyPatch, algorithm: str, ema_decay: float
+    tmp_path: Path, loop: Loop, monkeypatch: pytest.MonkeyPatch, algorithm: str, ema_decay: float, robust: bool
 ) -> None:
     use_test_key(monkeypatch)
     members = make_organisations(tmp_path)
     data, task = write_digits(members)
-    plan = make_plan(members, task, QUICK, algorithm={"name": algorithm}, ema_decay=ema_decay)
+    mixing = {"robust": robust}
+    plan = make_plan(members, task, QUICK, algorithm={"name": algorithm}, ema_decay=ema_decay, mixing=mixing)
     join_all(members, plan)
     summaries = run_all(members, loop)
 

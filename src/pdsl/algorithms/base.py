@@ -12,6 +12,7 @@ from typing_extensions import TypeVar  # with defaults; pydantic requires this p
 from pdsl.algorithms.schedule import AUTO, LearningRate, learning_rates
 from pdsl.engine import Engine
 from pdsl.engine.base import Replies
+from pdsl.engine.robust import RobustEngine
 from pdsl.privacy import Noise, Release
 from pdsl.privacy.metering import Meter
 from pdsl.section import Section
@@ -51,6 +52,7 @@ class Round:
     peak_rate: float  # largest γ of all rounds
     meter: Meter | None = None  # counts gradients and messages; None without noise
     public_gradients: PublicGradients | None = None  # None if records are not clipped one by one
+    robust: RobustEngine | None = None  # limits neighbours' rows in `engine.mix`; None with plain mixing
 
     def noisy_gradients(self, x: Tensor) -> Tensor:
         """ĝ [E, d]: clipped gradient of each edge's receiver at the model x[e], with noise, for the edge's sender."""
@@ -98,6 +100,7 @@ class Algorithm(Section, Generic[StateT]):
     paper: ClassVar[str] = ""  # citation
     rule: ClassVar[str] = ""  # update rule, in one line
 
+    gossips: ClassVar[bool] = True  # mixes models with `engine.mix`, which can be robust
     base_rate: ClassVar[float] = 1.0  # learning rate without noise, relative to that of D-PSGD, for "auto"
 
     learning_rate: LearningRate = Field(

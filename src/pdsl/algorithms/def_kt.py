@@ -26,6 +26,7 @@ class DefKT(Algorithm[State]):
     name: ClassVar[str] = "def-kt"
     paper: ClassVar[str] = "Li, Li, Varshney, IoT Journal 2022"
     rule: ClassVar[str] = "z_i = x_j of one neighbour; K times: x ← x − γ ĝ(x taught by z), z ← z − γ ĝ(z taught by x)"
+    gossips: ClassVar[bool] = False
     base_rate: ClassVar[float] = 0.5
 
     local_steps: int = Field(2, ge=1, description="K")

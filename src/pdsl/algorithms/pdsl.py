@@ -21,7 +21,7 @@ from pdsl.privacy import Release, by_weight
 from pdsl.settings import ShapleySettings
 from pdsl.shapley.coalitions import Values, check_size
 from pdsl.shapley.masses import Basis, add_round, empty_sums, estimate_totals, is_anchor
-from pdsl.shapley.trust import EVIDENCE_FIELDS, shares, update_evidence
+from pdsl.shapley.trust import EVIDENCE_FIELDS, model_trust, shares, update_evidence
 from pdsl.shapley.valuation import Valuation
 from pdsl.topology import Graph, Schedule
 
@@ -74,6 +74,7 @@ class PDSL(Algorithm[State]):
         basis = [] if r.public_gradients is None else r.public_gradients.at(anchor)
 
         g_bar, evidence, sums, reports = [], [], [], []
+        trust: list[Values] = []  # in the models of each agent's members, for robust mixing
         for at in r.cross_gradients(x):  # chunks of agents i
             g_hat = at.values  # lines 2-13, eq. 9-14: ĝ_ji = clip(∇F_j(x_i; ξ_j)) + n_ji
             x_ij = at.split_by_agent(at.own_rows(x) - probe * g_hat)  # line 14, eq. 15
@@ -81,12 +82,15 @@ class PDSL(Algorithm[State]):
             evidence.append(self._update_evidence(state.evidence[at.rows], phi, at, r))
             sums.append(self._update_sums(state.sums[at.rows], basis[at.rows], at, r))
             share = self._shares(phi, evidence[-1], sums[-1], at, r)  # line 16, eq. 19
+            trust += [model_trust(evidence[-1][row, who].numpy()) for row, who in enumerate(self._members(at, r))]
             omega = engine.omega[at.edges] if self.step_scale == "paper" else 1.0
             pi = torch.from_numpy(np.concatenate(share)) / omega  # line 17, eq. 20
             g_bar.append(weighted_sums(g_hat, pi, at.offsets))  # line 18, eq. 21
             fidelity = r.validation.fidelity(r.t, at.agents, r.graph.agents, x_ij, self.shapley)
             reports += _reports(phi, share, fidelity, self._places(at, r))
 
+        if r.robust is not None and self.shapley.weighting == "evidence":
+            r.robust.trust(torch.from_numpy(np.concatenate(trust)))
         u_hat = alpha * u + torch.cat(g_bar)  # line 19, eq. 22
         x_hat = x - gamma * u_hat  # line 20, eq. 23
         u = engine.mix(u_hat)  # lines 21-23, eq. 24

@@ -19,6 +19,7 @@ class SoftDSGD(Algorithm[State]):
     name: ClassVar[str] = "soft-dsgd"
     paper: ClassVar[str] = "Ye, Liang, Li, JSTSP 2022"
     rule: ClassVar[str] = "x_i ← Σ_j ω_ij (s_ij ∘ x̂_j + (1 − s_ij) ∘ x̂_i),  x̂_i = x_i − γ ĝ_i,  s_ij: arrived"
+    gossips: ClassVar[bool] = False
 
     reliability: float = Field(0.8, gt=0, le=1, description="probability that a packet arrives")
     packet: int = Field(256, ge=1, description="parameters per packet")

@@ -23,7 +23,7 @@ from pdsl.utils.format import format_epsilon
 MAX_BELOW = 0.003  # share by which a stated ε may lie below the audit's, which uses a coarser grid
 KNOWN_FIELDS = {  # of a row, besides the algorithm's metrics
     "round", "consensus", "messages", "bytes", "bytes_between_processes", "epsilon", "per_agent", "seconds", "waited",
-    "present", "shortened", "lost", "absent",
+    "present", "shortened", "implausible", "lost", "absent",
 }  # fmt: skip
 
 

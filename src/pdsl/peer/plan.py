@@ -175,9 +175,13 @@ def compose(
 ) -> TrainingPlan:
     """Create a plan from cards and settings, without the sections that each organisation sets for itself.
 
-    Noise between organisations is always secret, whatever `privacy.randomness` says.
+    Noise between organisations is always secret, whatever `privacy.randomness` says. Mixing is robust unless the
+    settings say otherwise, or the algorithm does not gossip.
     """
-    given = load(config, [*assignments, f"graph.agents={len(cards)}", "privacy.randomness=system"])
+    agreed = [f"graph.agents={len(cards)}", "privacy.randomness=system"]
+    given = load(config, [*assignments, *agreed])
+    if given.algorithm.gossips and "robust" not in given.mixing.model_fields_set:
+        given = load(config, [*assignments, *agreed, "mixing.robust=true"])
     own = {section: Config.model_fields[section].get_default() for section in LOCAL}
     if given.model.name == "auto":
         name = "linear" if given.public.has_features else DEFAULT_MODEL.get(given.data.name, "mlp")

@@ -251,6 +251,8 @@ class _PeerRun:
         row.update(cast(RoundRecord, self._include_absent(metrics)))
         for j in self.engine.shortened:
             self.events.log("shortened", round=p.t, who=self.names[j])
+        for name in row.get("implausible", ()):
+            self.events.log("implausible", round=p.t, who=name)
         self._commit(p.t, state, row)
         return row
 
@@ -300,7 +302,9 @@ class _PeerRun:
         return row
 
     def _include_absent(self, metrics: JsonDict) -> JsonDict:
-        """Extend Shapley values to the whole neighbourhood, with 0 for absent neighbours."""
+        """Extend Shapley values to the whole neighbourhood, with 0 for absent neighbours. Name implausible senders."""
+        if "implausible" in metrics:
+            metrics = {**metrics, "implausible": [self.names[j] for j in metrics["implausible"]]}
         shapley = metrics.get("shapley")
         if shapley is None:
             return metrics

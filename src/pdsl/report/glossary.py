@@ -9,7 +9,7 @@ GLOSSARY = {
     "accuracy": "fraction of test records whose class is predicted correctly",
     "adjacency": "the difference between two data sets that ε hides: one record added or removed, or one replaced",
     "agent": "a participant in training: it has records, a model and neighbours",
-    "attacker": "an agent that misbehaves in an experiment: label-flip, gaussian or free-rider",
+    "attacker": "an agent that misbehaves in an experiment: label-flip, gaussian, free-rider, or a poisoned model",
     "AUC": "area under the ROC curve: the chance that a positive record gets a higher score than a negative one",
     "balanced accuracy": "mean recall over classes: rare classes count as much as frequent ones",
     "contribution": "a party's average gain when it joins a group of the others; all of them add up to the gain of the"

@@ -19,7 +19,15 @@ LETTER = 7.2  # width of a letter of a name along the radius
 MAX_DETAILED = 40  # agents up to which each has its ring, and each direction its arrow
 MAX_NUMBERED = 30  # arrows up to which each has its number
 MAX_LINKS = 3000  # lines drawn of a larger graph
-ATTACKS = {"label-flip": "label flipping", "gaussian": "Gaussian noise", "free-rider": "free riding"}
+ATTACKS = {
+    "label-flip": "label flipping",
+    "gaussian": "Gaussian noise",
+    "free-rider": "free riding",
+    "reversed-model": "reversed models",
+    "constant-model": "constant models",
+    "copied-model": "copied models",
+    "drifting-model": "drifting models",
+}
 
 
 def graph_chart(

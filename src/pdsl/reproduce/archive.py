@@ -28,6 +28,12 @@ ADDED = (
     "graph.k",
     "public",
     "task",
+    "mixing",
+    "attack.reversed_model",
+    "attack.constant_model",
+    "attack.copied_model",
+    "attack.drifting_model",
+    "attack.drift",
 )
 
 

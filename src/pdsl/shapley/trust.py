@@ -117,6 +117,12 @@ def mass_trust(totals: Values, errors: Values) -> Values:
     return np.clip(1 - z / NO_TRUST_MASS_Z, 0, 1)
 
 
+def model_trust(evidence: Values) -> Values:
+    """Trust in each member's model: that in its gradients, or the fallback if no member is trusted."""
+    trusted = trust(evidence)
+    return trusted if trusted.any() else fallback_trust(evidence)
+
+
 def fallback_trust(evidence: Values) -> Values:
     """Trust if no member is trusted: 1 for members whose messages do little harm alone, 0 for the others.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pdsl.gradients.clipping import row_digests
-from pdsl.models.network import Network
+from pdsl.models.network import Network, trainable
 from pdsl.settings import ShapleySettings
 from pdsl.shapley.coalitions import (
     MAX_EXACT_AUTO,
@@ -126,6 +126,20 @@ class Validation:
             "mean_error": float(np.mean(errors)) * unit,
             "max_error": max(errors) * unit,
         }
+
+    def loss_gradients(self, x: Tensor) -> Tensor:
+        """Gradient of the mean loss on Q at each model: [m, d] → [m, d]. Equal models are evaluated once."""
+
+        def gradient(row: Tensor) -> Tensor:
+            module = self.network.replica().load(row)
+            loss = self.network.losses(module, self.inputs, self.labels).mean()
+            parts = torch.autograd.grad(loss, trainable(module), allow_unused=True, materialize_grads=True)
+            return torch.cat([part.flatten() for part in parts])
+
+        digests = row_digests(x)
+        distinct = {digest: row for row, digest in enumerate(digests)}
+        found = dict(zip(distinct, self.workers.map(lambda row: gradient(x[row]), distinct.values()), strict=True))
+        return torch.stack([found[digest] for digest in digests])
 
     def _sample(self, t: int, size: int) -> "Validation":
         """Random subset of Q, the same for all agents in this round."""

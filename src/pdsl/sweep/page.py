@@ -81,7 +81,7 @@ def _curves(comparison: Comparison, line: Line) -> dict[int, list[float]]:
 def _task(plan: ComparisonPlan) -> dict[str, str]:
     """The most important settings that all runs share."""
     base, privacy = plan.base, PrivacySettings(**plan.base["privacy"])
-    partition, attackers = base["partition"], {kind: n for kind, n in base["attack"].items() if n}
+    partition, attackers = base["partition"], {kind: n for kind, n in base["attack"].items() if n and kind != "drift"}
     details = {"dirichlet": f", μ = {partition['mu']:g}", "quantity": f", μ = {partition['mu']:g}"}
     details["shards"] = f", {partition['classes']} classes each"
     task = {

@@ -34,6 +34,7 @@ class RoundRecord(TypedDict, total=False):
     loss_max: float | None
     epsilon: float | None  # total of the worst agent up to this round
     shapley: ShapleyRecord
+    implausible: list[int] | list[str]  # senders of a row that robust mixing found too far away; peers: their names
     # between peers
     absent: bool  # the peer missed the round; the record has no measurements
     present: list[str]  # neighbours that took part

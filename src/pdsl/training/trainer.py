@@ -11,10 +11,12 @@ from torch import Tensor
 
 from pdsl.algorithms import Metrics, Round
 from pdsl.algorithms.base import Objectives
-from pdsl.attacks import AttackedGradients
+from pdsl.algorithms.rehearsal import rehearse
+from pdsl.attacks import AttackedEngine, AttackedGradients, shift_models
 from pdsl.config import Config
 from pdsl.data.partition import strata
 from pdsl.engine import Engine
+from pdsl.engine.robust import Limits, RobustEngine
 from pdsl.gradients.clipping import LocalGradients
 from pdsl.gradients.independence import choose_kernel
 from pdsl.gradients.per_example import RECORDS, Kernel
@@ -30,6 +32,7 @@ from pdsl.utils.random import Streams
 from pdsl.utils.workers import Workers
 
 EMA_NAME = "x.mean"  # name of the averaged models in checkpoints
+HISTORY_NAME = "mixing.history"  # name of the history of robust mixing in checkpoints
 
 
 class State(Protocol):
@@ -65,6 +68,7 @@ class Trainer:
     validation: Validation
     experiment: Experiment
     public_gradients: PublicGradients | None = None
+    limits: tuple[Limits, ...] = ()  # of robust mixing; empty: plain mixing
 
     def round(
         self,
@@ -83,14 +87,18 @@ class Trainer:
         noise, engine, meter = noise or self.noise, self.engine, None
         attacked = AttackedGradients(honest, e.attackers, e.streams, noise, e.graph)
         objectives = local or (attacked if e.attackers else honest)
+        if e.attackers:
+            engine = AttackedEngine.wrap(engine, e.attackers, e.streams)
         if e.mechanisms is not None:
             declared = declared or {i: e.declared_release(t, i) for i in e.engine.agents}
             meter = Meter(e.config.algorithm.name, t, declared)
             objectives, noise = MeteredGradients(objectives, meter), MeteredNoise.wrap(noise, meter)
             engine = MeteredEngine.wrap(engine, meter)
+        robust = RobustEngine(engine, e.graph, self.limits) if self.limits else None
         return Round(
             t=t,
-            engine=engine,
+            engine=engine if robust is None else cast(Engine, robust),
+            robust=robust,
             local=objectives,
             noise=noise,
             meter=meter,
@@ -98,7 +106,7 @@ class Trainer:
             graph=e.graph,
             streams=Streams(e.config.seed),  # public streams: an algorithm must not know the secret
             tensors=[shape.numel() for _, shape in e.network.shapes()],
-            noise_multiplier=min(m.noise_multiplier for m in e.mechanisms) if e.mechanisms else 0.0,
+            noise_multiplier=_noise_multiplier(e),
             learning_rate=e.learning_rates[t - 1],
             peak_rate=max(e.learning_rates),
             public_gradients=self.public_gradients,
@@ -114,7 +122,8 @@ def build_trainer(e: Experiment, workers: Workers) -> Trainer:
     if local.kernel.note:
         warn_user(local.kernel.note)
     noise = Noise(e.sigma, e.streams, workers, sigma_scale=e.sigma_scale)
-    return Trainer(e.engine, local, noise, Q, e, build_public_gradients(e, local.kernel, workers))
+    limits = mixing_limits(e, noise) if e.config.mixing.robust else ()
+    return Trainer(e.engine, local, noise, Q, e, build_public_gradients(e, local.kernel, workers), limits)
 
 
 def build_public_gradients(e: Experiment, kernel: Kernel, workers: Workers) -> PublicGradients | None:
@@ -126,6 +135,31 @@ def build_public_gradients(e: Experiment, kernel: Kernel, workers: Workers) -> P
     return public_gradients(
         e.network, inputs.to(device), labels.to(device), groups, privacy.max_grad_norm, kernel, workers
     )
+
+
+def _noise_multiplier(e: Experiment) -> float:
+    """Smallest noise multiplier over the agents; 0 without noise."""
+    return min((m.noise_multiplier for m in e.mechanisms or ()), default=0.0)
+
+
+def mixing_limits(e: Experiment, noise: Noise) -> tuple[Limits, ...]:
+    """Limits of robust mixing, for each mixing step of a round."""
+    limits = rehearse(
+        e.config.algorithm,
+        e.graph,
+        noise,
+        e.config.privacy.max_grad_norm,
+        e.network.num_parameters,
+        _noise_multiplier(e),
+        max(e.learning_rates),
+        e.config.seed,
+    )
+    if not limits:
+        raise PdslError(
+            f"algorithm {e.config.algorithm.name} does not mix models by gossip, so mixing.robust has no effect on it;"
+            " set mixing.robust=false"
+        )
+    return limits
 
 
 def build_gradients(e: Experiment, workers: Workers) -> LocalGradients:
@@ -156,6 +190,18 @@ class EMAState:
     x: Tensor  # [m, d] the averages
 
 
+@dataclass(frozen=True)
+class RobustState:
+    """State of an algorithm with the history of robust mixing."""
+
+    state: State
+    history: Tensor  # [m, members, mixing steps, d]: see `engine.robust`; no members before round 1
+
+    @property
+    def x(self) -> Tensor:
+        return self.state.x
+
+
 def initial_models(e: Experiment) -> Tensor:
     """Initial models of this process's agents [m, d]: the same for all."""
     return e.network.initial_parameters().repeat(len(e.engine.agents), 1)
@@ -169,19 +215,32 @@ def initial_state(e: Experiment) -> State:
 def make_state(config: Config, x0: Tensor) -> State:
     """The state before round 1 of agents with the models x0 [m, d]."""
     state: State = config.algorithm.init(x0)
+    if config.mixing.robust:
+        state = RobustState(state, torch.zeros(len(x0), 0, 0, x0.shape[1], device=x0.device))
     return EMAState(state, x0) if config.ema_decay else state
 
 
 def run_round(config: Config, state: State, r: Round) -> tuple[State, Metrics]:
     """Run one step of the algorithm. Returns the new state and the algorithm's metrics."""
-    new: State
-    new, metrics = config.algorithm.step(state.state if isinstance(state, EMAState) else state, r)
+    new, metrics = _step(config, state.state if isinstance(state, EMAState) else state, r)
     if r.meter is not None:
         r.meter.finish()
     if not config.ema_decay:
         return new, metrics
     decay = min(config.ema_decay, (1 + r.t) / (10 + r.t))  # smaller at first: early models are soon forgotten
     return EMAState(new, decay * state.x + (1 - decay) * new.x), metrics
+
+
+def _step(config: Config, state: State, r: Round) -> tuple[State, Metrics]:
+    """The algorithm's step, with the history of robust mixing before and after it."""
+    new: State
+    if r.robust is None or not isinstance(state, RobustState):
+        new, metrics = config.algorithm.step(state, r)
+        return new, metrics
+    r.robust.begin(state.history, r.validation.loss_gradients(state.x))
+    new, metrics = config.algorithm.step(state.state, r)
+    far = sorted({agent for found in r.engine.gather([r.robust.implausible]) for agent in found})
+    return RobustState(new, r.robust.history), {**metrics, **({"implausible": far} if far else {})}
 
 
 def rounds(
@@ -213,6 +272,8 @@ def rounds(
                     return
                 publish(ledger)
             state, metrics = run_round(config, state, trainer.round(t))
+            if "drifting-model" in e.attackers.values():
+                state = _shift(e, state)
             row = _measure(e, t, state.x, workers)
             if not math.isfinite(row["consensus"]):
                 raise PdslError(
@@ -224,6 +285,14 @@ def rounds(
             result = CompletedRound(cast(RoundRecord, {**row, **metrics}), state, ledger)
             with workers.release_threads():
                 yield result
+
+
+def _shift(e: Experiment, state: State) -> State:
+    """The state with the models of drifting attackers shifted."""
+    if isinstance(state, EMAState | RobustState):
+        return replace(state, state=_shift(e, state.state))
+    x = shift_models(state.x, e.engine.agents, e.attackers, e.config.attack.drift, e.streams)
+    return cast(State, replace(cast(Any, state), x=x))
 
 
 def _measure(e: Experiment, t: int, x: Tensor, workers: Workers) -> RoundRecord:
@@ -245,6 +314,8 @@ def state_tensors(state: Any) -> dict[str, Tensor]:
     """A state's tensors by name; inverse of `restore_state`."""
     if isinstance(state, EMAState):
         return {EMA_NAME: state.x, **state_tensors(state.state)}
+    if isinstance(state, RobustState):
+        return {HISTORY_NAME: state.history, **state_tensors(state.state)}
     return {f.name: getattr(state, f.name) for f in fields(state)}
 
 
@@ -252,7 +323,8 @@ def restore_state(config: Config, tensors: dict[str, Tensor]) -> State:
     """The state of the config's algorithm from its tensors."""
     kind: Callable[..., State] = type(config.algorithm.init(torch.zeros(1, 1)))
     here = {name: tensor.to(config.engine.device) for name, tensor in tensors.items()}
-    if not config.ema_decay:
-        return kind(**here)
-    means = here.pop(EMA_NAME)
-    return EMAState(kind(**here), means)
+    means, history = here.pop(EMA_NAME, None), here.pop(HISTORY_NAME, None)
+    state = kind(**here)
+    if history is not None:
+        state = RobustState(state, history)
+    return state if means is None else EMAState(state, means)
