@@ -3,10 +3,11 @@
 from torch import nn
 from torch.nn.functional import gelu, relu
 
+from pdsl.models.residual import Residual
 from pdsl.models.zoo import AlignedLinear, Centred, Flatten, MaxPool, RMSNorm, Tanh
 
-# Together with nn.Sequential these layers contain no other Python code, so no branch, counter or attribute can make
-# records mix. Modules with other code are given one record at a time.
+# Together with nn.Sequential and Residual these layers contain no other Python code, so no branch, counter or
+# attribute can make records mix. Modules with other code are given one record at a time.
 POINTWISE: set[type[nn.Module]] = {
     nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh,
     nn.Sigmoid, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish, nn.LogSigmoid, nn.Threshold,
@@ -19,7 +20,7 @@ PER_RECORD: set[type[nn.Module]] = {
     nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d,
     nn.AdaptiveMaxPool3d, nn.ZeroPad2d, MaxPool, RMSNorm, Centred, Flatten,
 }  # fmt: skip
-CONTAINERS: set[type[nn.Module]] = {nn.Sequential, nn.ModuleList, nn.TransformerEncoder}
+CONTAINERS: set[type[nn.Module]] = {nn.Sequential, nn.ModuleList, nn.TransformerEncoder, Residual}
 
 
 def is_vetted(module: nn.Module) -> bool:

@@ -1,11 +1,15 @@
 """Built-in networks (convolutional, softmax regression, multi-layer perceptron) and their layers."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from pdsl.settings import ModelSettings
+from pdsl.models.architecture import build as build_layers
+from pdsl.models.architecture import has_frozen, parse, takes_integers, trace
+from pdsl.models.weights import load_weights
+from pdsl.settings import LAYERS, ModelSettings
 from pdsl.utils.errors import PdslError
 from pdsl.utils.imports import import_object
 from pdsl.utils.inputs import Inputs, describe_shape
@@ -210,7 +214,19 @@ def default_model(data: str) -> str:
 
 
 def build(settings: ModelSettings, data: str, inputs: Inputs, outputs: int, streams: Streams) -> nn.Module:
-    """Create the module of the settings for records like `inputs`, initialised from the run's seed only."""
+    """Create the module of the settings for records like `inputs`, initialised from the run's seed or a file."""
+    module = build_random(settings, data, inputs, outputs, streams)
+    if settings.weights is not None:
+        load_weights(module, Path(settings.weights).expanduser(), settings.weights_sha256)
+    elif settings.weights_sha256 is not None:
+        raise PdslError("model.weights_sha256 is set, but model.weights is not; give the path of that file")
+    elif settings.layers is not None and has_frozen(parse(settings.layers)):
+        raise PdslError("model.layers has frozen layers, but their weights are not given; set model.weights")
+    return module
+
+
+def build_random(settings: ModelSettings, data: str, inputs: Inputs, outputs: int, streams: Streams) -> nn.Module:
+    """Create the module of the settings, initialised from the run's seed only."""
     name = default_model(data) if settings.name == "auto" else settings.name
     seed = int(streams.generator("init").integers(2**63))
     with torch.random.fork_rng(devices=[]):
@@ -219,7 +235,11 @@ def build(settings: ModelSettings, data: str, inputs: Inputs, outputs: int, stre
         torch.manual_seed(seed)
         if factory is not None:
             return _call_factory(name, factory)
-        shape = _check_built_in(name, inputs, outputs) if name in MODELS else torch.Size()
+        shape = torch.Size()
+        if name in MODELS:
+            shape = _check_built_in(name, inputs, outputs)
+        elif settings.layers is not None:
+            shape = _check_inputs(settings.layers, inputs)
         return build_architecture(settings.model_copy(update={"name": name}), shape, outputs)
 
 
@@ -228,8 +248,15 @@ def build_architecture(settings: ModelSettings, shape: torch.Size, outputs: int)
     name = settings.name
     if ":" in name:
         return _call_factory(name, import_object(name, "model.name"))
+    if settings.layers is not None:
+        layers = parse(settings.layers)
+        trace(layers, shape)
+        return build_layers(layers)
     if name not in MODELS:
-        raise PdslError(f"model.name: no model '{name}'; choose {', '.join(MODELS)}, or give package.module:callable")
+        raise PdslError(
+            f"model.name: no model '{name}'; choose {', '.join(MODELS)}, {LAYERS} with model.layers, or give"
+            " package.module:callable"
+        )
     if "cnn" in name and (len(shape) != 3 or min(shape[1:]) < 4):
         raise PdslError(
             f"model.name={name} needs images of at least 4×4 pixels with channels, not records of shape"
@@ -247,6 +274,14 @@ def _check_built_in(name: str, inputs: Inputs, outputs: int) -> torch.Size:
         )
     if outputs == 0:
         raise PdslError(f"model.name={name} does not know how many outputs a custom loss needs; give your own model")
+    return inputs.shape[1:]
+
+
+def _check_inputs(layers: object, inputs: Inputs) -> torch.Size:
+    """Shape of a record; PdslError unless the records are floats, or integers for an embedding."""
+    wanted = "integers" if takes_integers(parse(layers)) else "floats"
+    if not isinstance(inputs, Tensor) or inputs.is_floating_point() != (wanted == "floats"):
+        raise PdslError(f"model.layers takes one tensor of {wanted} per record, not {describe_shape(inputs)}")
     return inputs.shape[1:]
 
 
