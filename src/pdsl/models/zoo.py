@@ -234,7 +234,7 @@ def build_random(settings: ModelSettings, data: str, inputs: Inputs, outputs: in
         factory = import_object(name, "model.name") if ":" in name else None
         torch.manual_seed(seed)
         if factory is not None:
-            return _call_factory(name, factory)
+            return create_module(name, factory, "model.name")
         shape = torch.Size()
         if name in MODELS:
             shape = _check_built_in(name, inputs, outputs)
@@ -247,7 +247,7 @@ def build_architecture(settings: ModelSettings, shape: torch.Size, outputs: int)
     """Create the named module for records of a shape, initialised from torch's global generator."""
     name = settings.name
     if ":" in name:
-        return _call_factory(name, import_object(name, "model.name"))
+        return create_module(name, import_object(name, "model.name"), "model.name")
     if settings.layers is not None:
         layers = parse(settings.layers)
         trace(layers, shape)
@@ -285,13 +285,14 @@ def _check_inputs(layers: object, inputs: Inputs) -> torch.Size:
     return inputs.shape[1:]
 
 
-def _call_factory(path: str, factory: object) -> nn.Module:
+def create_module(path: str, factory: object, setting: str) -> nn.Module:
+    """The module that a function or class at an import path creates."""
     if not callable(factory):
-        raise PdslError(f"model.name={path}: it is not callable; give a function or class that creates the module")
+        raise PdslError(f"{setting}={path}: it is not callable; give a function or class that creates the module")
     try:
         module = factory()
     except TypeError as e:
-        raise PdslError(f"model.name={path}: calling it without arguments failed: {e}") from e
+        raise PdslError(f"{setting}={path}: calling it without arguments failed: {e}") from e
     if not isinstance(module, nn.Module):
-        raise PdslError(f"model.name={path} returned a {type(module).__name__}, not a torch.nn.Module")
+        raise PdslError(f"{setting}={path} returned a {type(module).__name__}, not a torch.nn.Module")
     return module

@@ -7,7 +7,7 @@ from torch import nn
 
 from pdsl.models.architecture import build, describe, parse
 from pdsl.models.weights import pack_weights
-from pdsl.utils.errors import PdslError
+from pdsl.models.zoo import create_module
 from pdsl.utils.imports import import_object
 
 
@@ -31,11 +31,6 @@ def export_model(module: nn.Module) -> ExportedModel:
 
 
 def import_model(path: str) -> nn.Module:
-    """The module that the plan author's own function or class `package.module:callable` creates."""
-    factory = import_object(path, "--model")
-    module = factory() if callable(factory) else factory
-    if not isinstance(module, nn.Module):
-        raise PdslError(
-            f"--model {path}: a {type(module).__name__}, not a torch.nn.Module; name a function that makes one"
-        )
-    return module
+    """The module at `package.module:name`, or that this function or class of the plan's author creates."""
+    found = import_object(path, "--model")
+    return found if isinstance(found, nn.Module) else create_module(path, found, "--model")

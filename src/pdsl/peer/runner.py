@@ -70,7 +70,7 @@ def run(
     plan = load_plan(own)
     plan = replace(plan, config=plan.config.model_copy(update={"engine": engine}))
     check_device(engine.device)  # before any file is written
-    load_data(own, plan)
+    build_network(plan, load_data(own, plan)[2].y, own.folder)
     try:
         directory = _open_directory(own, plan)
         with directory.lock():
