@@ -335,7 +335,7 @@ def test_hostile_sources_and_authors_are_refused(tmp_path: Path, changes: dict[s
 def test_fuzz_plans_with_hostile_models_are_refused_in_one_line(tmp_path: Path, seed: int) -> None:
     """No plan is accepted, because the hash does not match; all checks of the model come before that one."""
     values, mutator, reasons = _plan_values(tmp_path), Mutator(seed), Counter[str]()
-    for _ in range(1000):
+    for _ in range(500):
         model = {"name": "layers", "layers": mutator.description()}
         if mutator.pick.random() < 0.5:
             model["weights_sha256"] = mutator.pick.choice(["0" * 64, "x", 5, None])
@@ -344,7 +344,7 @@ def test_fuzz_plans_with_hostile_models_are_refused_in_one_line(tmp_path: Path, 
             TrainingPlan.from_values({**values, "config": config}, "mail")
         assert "\n" not in str(refusal.value) and len(str(refusal.value)) < 2000
         reasons["hash" if "hash does not match" in str(refusal.value) else "model"] += 1
-    assert reasons["hash"] > 0 and reasons["model"] > 500
+    assert reasons["hash"] > 0 and reasons["model"] > 250
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from torch import nn
 from torch.nn.functional import gelu, relu
 
+from pdsl.models.network import is_frozen
 from pdsl.models.residual import Residual
 from pdsl.models.zoo import AlignedLinear, Centred, Flatten, MaxPool, RMSNorm, Tanh
 
@@ -20,6 +21,7 @@ PER_RECORD: set[type[nn.Module]] = {
     nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d,
     nn.AdaptiveMaxPool3d, nn.ZeroPad2d, MaxPool, RMSNorm, Centred, Flatten,
 }  # fmt: skip
+FROZEN_ONLY = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)  # with stored statistics
 CONTAINERS: set[type[nn.Module]] = {nn.Sequential, nn.ModuleList, nn.TransformerEncoder, Residual}
 
 
@@ -32,6 +34,8 @@ def _is_vetted(m: nn.Module) -> bool:
     hooked = m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
     if hooked or "forward" in vars(m):
         return False
+    if isinstance(m, FROZEN_ONLY) and type(m) in FROZEN_ONLY:
+        return is_frozen(m) and not m.training
     if type(m) is nn.Flatten:
         return m.start_dim >= 1
     if type(m) is nn.MultiheadAttention:
