@@ -86,7 +86,7 @@ class ModelOptions(TypedDict, total=False):
     activation: Literal["relu", "tanh"] | None
     norm: Literal["none", "rms", "centred"]
     layers: Sequence[Mapping[str, Any]] | None
-    weights: str | None
+    weights_path: str | None
     weights_sha256: str | None
 
 

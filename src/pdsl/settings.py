@@ -143,11 +143,11 @@ class ModelSettings(Section):
     layers: tuple[dict[str, Any], ...] | None = Field(
         None, description="the model as data: a list of layers like {type = 'Linear', in_features = 64, …}"
     )
-    weights: str | None = Field(
+    weights_path: str | None = Field(
         None, description="safetensors file with the initial weights; default: random, from the seed"
     )
     weights_sha256: str | None = Field(
-        None, pattern="^[0-9a-f]{64}$", description="SHA-256 of the file at model.weights; a plan has only this"
+        None, pattern="^[0-9a-f]{64}$", description="SHA-256 of the file at model.weights_path; a plan has only this"
     )
 
     @model_validator(mode="before")

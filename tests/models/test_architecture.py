@@ -4,6 +4,7 @@ import json
 import random
 import resource
 import time
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -11,11 +12,13 @@ import pytest
 import torch
 from torch import nn
 
+import pdsl
 from pdsl.gradients.vetted import is_vetted
 from pdsl.models import architecture
 from pdsl.models.architecture import MAX_DEPTH, MAX_LAYERS, MAX_PARAMETERS, build, describe, parse, trace
 from pdsl.models.layer_types import LAYER_TYPES
 from pdsl.models.residual import Residual
+from pdsl.models.weights import pack_weights
 from pdsl.utils.errors import PdslError
 from tests.helpers.refusals import refused
 
@@ -65,6 +68,27 @@ def test_a_described_module_is_built_with_the_same_function_and_frozen_parts(
     assert [p.requires_grad for p in again.parameters()] == [p.requires_grad for p in module.parameters()]
     assert traced.trained == sum(p.numel() for p in module.parameters() if p.requires_grad)
     assert traced.frozen == sum(p.numel() for p in module.parameters() if not p.requires_grad)
+
+
+def test_a_simulation_trains_the_head_of_frozen_layers_from_a_file(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    first = nn.Linear(64, 16).requires_grad_(False)
+    module = nn.Sequential(nn.Flatten(), first, nn.Tanh(), nn.Linear(16, 10))
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(pack_weights(module))
+    settings: dict[str, Any] = {"layers": describe(module), "weights_path": str(path)}
+    result = pdsl.train(settings, "digits", graph="full", rounds=2, baselines="none", out=tmp_path / "run")
+    same = pdsl.train(module, "digits", graph="full", rounds=2, baselines="none")
+    assert result.summary["models_sha256"] == same.summary["models_sha256"]
+    loaded = pdsl.load(tmp_path / "run").model
+    assert isinstance(loaded, nn.Sequential) and torch.equal(loaded[1].weight, first.weight)
+    with refused("set model.weights_path"):
+        pdsl.train({"layers": describe(module)}, "digits", rounds=1)
+    with refused("SHA-256 differs"):
+        pdsl.train({**settings, "weights_sha256": "0" * 64}, "digits", rounds=1)
+    path.write_bytes(pack_weights(nn.Sequential(nn.Linear(2, 2))))
+    with refused("is not in the model"):
+        pdsl.train(settings, "digits", rounds=1)
 
 
 def test_every_layer_type_treats_records_alone() -> None:

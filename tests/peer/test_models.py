@@ -256,7 +256,7 @@ def test_invite_exports_a_model_and_join_prints_it(tmp_path: Path, monkeypatch: 
     model = "tests.peer.test_models:backbone_with_head"
     invite = ["peer", "invite", *cards, "--public", "ada/public.npz", "--records", 100, *options]
     made = pdsl(*invite, "--model", model, "--author", "ada")
-    assert made.code == 0 and "public.npz and weights.safetensors" in made.out
+    assert made.code == 0 and "named weights.safetensors" in made.out and (tmp_path / WEIGHTS).exists()
     pdsl(*invite, "--model", model, "--set", "model.name=mlp").refused("both give a model")
     pdsl(*invite, "--model", "torch.nn:LSTM").refused("--model")
     joined = pdsl("peer", "join", "ada", "plan.toml")

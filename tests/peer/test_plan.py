@@ -88,7 +88,7 @@ def test_plan_round_trip_and_a_changed_digit(tmp_path: Path) -> None:
         ({"model": {"name": "os:getcwd"}}, "os is not a package of models"),
         ({"model": {"name": "lenet"}}, "not built in"),
         ({"model": {"name": "clinic_models:net"}}, "do not name the same code"),
-        ({"model": {"weights": "/etc/passwd"}}, "a path on one machine"),
+        ({"model": {"weights_path": "/etc/passwd"}}, "a path on one machine"),
         ({"model": {"name": "layers", "layers": [{"type": "Flatten"}]}}, "no parameters to train"),
         ({"public": {"features": "model"}}, "frozen first layers"),
         ({"public": {"features": "os.path:join"}}, "os is not a package of models"),

@@ -104,8 +104,9 @@ def invite(
     if own is not None:
         write_whole(out.with_name(WEIGHTS), own.weights)
     write_whole(out, plan.to_toml().encode())
-    files = f"{public.name} and {WEIGHTS}" if plan.config.model.weights_sha256 else public.name
-    print(f"Wrote {out}. Send it and {files} to the {len(plan.members)} members.\nhash {format_hash(plan.hash)}")
+    weights = f" and the file of weights, named {WEIGHTS}," if plan.config.model.weights_sha256 else ""
+    print(f"Wrote {out}. Send it and {public.name}{weights} to the {len(plan.members)} members.")
+    print(f"hash {format_hash(plan.hash)}")
 
 
 @app.command()

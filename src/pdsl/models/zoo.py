@@ -216,12 +216,12 @@ def default_model(data: str) -> str:
 def build(settings: ModelSettings, data: str, inputs: Inputs, outputs: int, streams: Streams) -> nn.Module:
     """Create the module of the settings for records like `inputs`, initialised from the run's seed or a file."""
     module = build_random(settings, data, inputs, outputs, streams)
-    if settings.weights is not None:
-        load_weights(module, Path(settings.weights).expanduser(), settings.weights_sha256)
+    if settings.weights_path is not None:
+        load_weights(module, Path(settings.weights_path).expanduser(), settings.weights_sha256)
     elif settings.weights_sha256 is not None:
-        raise PdslError("model.weights_sha256 is set, but model.weights is not; give the path of that file")
+        raise PdslError("model.weights_sha256 is set, but model.weights_path is not; give the path of that file")
     elif settings.layers is not None and has_frozen(parse(settings.layers)):
-        raise PdslError("model.layers has frozen layers, but their weights are not given; set model.weights")
+        raise PdslError("model.layers has frozen layers, but their weights are not given; set model.weights_path")
     return module
 
 

@@ -117,12 +117,12 @@ def _build_module(plan: TrainingPlan, inputs: Tensor, outputs: int, folder: Path
         if ":" in settings.name and frozen:
             raise PdslError(
                 f"plan: the model {settings.name} has frozen weights or buffers, which members must agree on; set"
-                " model.weights to a safetensors file with all its weights"
+                " model.weights_path to a safetensors file with all its weights"
             )
         return module
     if folder is None:
         return build_random(settings, "npz", inputs, outputs, streams)
-    located = settings.model_copy(update={"weights": str(folder / WEIGHTS)})
+    located = settings.model_copy(update={"weights_path": str(folder / WEIGHTS)})
     return build_model(located, "npz", inputs, outputs, streams)
 
 

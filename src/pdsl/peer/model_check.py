@@ -17,8 +17,8 @@ Shape = tuple[int, ...]
 def check_model(config: Config, shape: Shape, public_records: int) -> None:
     """Refuse a model that members cannot share as data or as installed code, or whose sizes do not fit."""
     model, features = config.model, config.public.features
-    if model.weights is not None:
-        raise PdslError("plan: model.weights is a path on one machine; a plan has model.weights_sha256")
+    if model.weights_path is not None:
+        raise PdslError("plan: model.weights_path is a path on one machine; a plan has model.weights_sha256")
     if model.layers is None and model.name not in MODELS and ":" not in model.name:
         raise PdslError(
             f"plan: model.name={model.name!r:.60} is not built in; choose {', '.join(MODELS)}, or give layers"

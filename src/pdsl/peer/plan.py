@@ -217,9 +217,9 @@ def compose(
     if settings.name == "auto":
         name = "linear" if given.public.has_features else DEFAULT_MODEL.get(given.data.name, "mlp")
         settings = settings.model_copy(update={"name": name})
-    if settings.weights is not None:
-        digest = file_sha256(Path(settings.weights).expanduser(), "give the path of a safetensors file")
-        settings = settings.model_copy(update={"weights": None, "weights_sha256": digest})
+    if settings.weights_path is not None:
+        digest = file_sha256(Path(settings.weights_path).expanduser(), "give the path of a safetensors file")
+        settings = settings.model_copy(update={"weights_path": None, "weights_sha256": digest})
     shared = given.model_copy(update={**own, "model": settings})
     task = task.model_copy(update={"scale": given.data.scale or "none"})
     for setting, path in code_paths(shared).items():

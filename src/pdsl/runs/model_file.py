@@ -71,7 +71,7 @@ def restore_initial_weights(module: nn.Module, stored: bytes | None) -> nn.Modul
 def describe_model(e: Experiment, module: nn.Module) -> JsonDict:
     """Everything that predictions need besides the weights, as plain values."""
     x, task, scaling = e.test[0], e.task, e.data.scaling
-    architecture = e.config.model.model_dump(mode="json", exclude_none=True, exclude={"weights"})
+    architecture = e.config.model.model_dump(mode="json", exclude_none=True, exclude={"weights_path"})
     architecture |= {"class": import_path(type(module)) or type(module).__qualname__}
     return {
         "architecture": architecture,

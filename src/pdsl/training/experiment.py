@@ -348,7 +348,7 @@ def make_seal(
         "data.path",
         "data.test_path",
         "graph.path",
-        "model.weights",
+        "model.weights_path",
     )  # contents are sealed, not paths
     loss = network.task.loss
     code = code_digest([type(config.algorithm), *([] if loss is None else [loss])])
