@@ -10,6 +10,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from pdsl.section import Section
 
+LAYERS = "layers"  # name of a model that is given as data
 FILE_KINDS = ("npz", "csv", "parquet")  # names of data in files, which are their extensions
 
 
@@ -120,9 +121,6 @@ class GraphSettings(Section):
     path: str | None = Field(None, description="for file: a text file, one edge 'i j' per line, agents from 0")
 
 
-LAYERS = "layers"  # name of a model that is given as data
-
-
 class ModelSettings(Section):
     name: str = Field(
         "auto",
@@ -154,9 +152,9 @@ class ModelSettings(Section):
     @classmethod
     def _name_by_layers(cls, values: object) -> object:
         """Without a name, a model with layers has the name `layers`."""
-        if isinstance(values, Mapping) and values.get("layers") is not None:
-            return {"name": LAYERS, **values}
-        return values
+        if not isinstance(values, Mapping) or values.get("layers") is None:
+            return values
+        return {"name": LAYERS, **values}
 
     @model_validator(mode="after")
     def _check_layers(self) -> "ModelSettings":

@@ -183,7 +183,7 @@ class TrainingPlan:
         sources, author = values.get("sources", {}), values.get("author", "")
         if not isinstance(sources, dict) or not all(isinstance(digest, str) for digest in sources.values()):
             raise PdslError(f"{where}: sources is not a table of import paths and SHA-256; request the plan again")
-        plan = cls(validate(config, where), task, timeouts, cards, sources, author)
+        plan = cls(validate(config, where), task, timeouts, cards, sources=sources, author=author)
         if plan.hash != values["hash"]:
             raise PdslError(f"{where}: its hash does not match its content: changed or damaged; request the plan again")
         return plan
@@ -225,7 +225,7 @@ def compose(
     for setting, path in code_paths(shared).items():
         check_path(path, setting)
     sources = {path: source_sha256(path) for path in code_paths(shared).values()}
-    return TrainingPlan(shared, task, timeouts, tuple(cards), sources, author)
+    return TrainingPlan(shared, task, timeouts, tuple(cards), sources=sources, author=author)
 
 
 def file_sha256(path: Path, advice: str) -> str:

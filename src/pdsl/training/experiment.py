@@ -343,16 +343,10 @@ def make_seal(
     besides: str = "",
 ) -> RunSeal:
     """The seal of a run: digests of everything that shapes its messages. `besides`: further identification."""
-    paths = (
-        *MAY_CHANGE,
-        "data.path",
-        "data.test_path",
-        "graph.path",
-        "model.weights_path",
-    )  # contents are sealed, not paths
+    files = ("data.path", "data.test_path", "graph.path", "model.weights_path")  # their contents are sealed
     loss = network.task.loss
     code = code_digest([type(config.algorithm), *([] if loss is None else [loss])])
-    settings = settings_digest(config.as_dict(), paths) + code + besides
+    settings = settings_digest(config.as_dict(), (*MAY_CHANGE, *files)) + code + besides
     if config.algorithm.rates_need_rounds:
         settings += json.dumps(learning_rates)
     return RunSeal.of(
