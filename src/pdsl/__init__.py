@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from pdsl.config import Config
     from pdsl.data import Data
     from pdsl.models.private import make_private
+    from pdsl.models.residual import Residual
     from pdsl.options import binary, multiclass, multilabel, regression
     from pdsl.privacy import Release
     from pdsl.privacy.recommendation import recommend
@@ -98,6 +99,7 @@ _MODULES = {
     **dict.fromkeys(("Result", "RoundResult"), "pdsl.runs.result"),
     **dict.fromkeys(("RunListener", "StopTraining"), "pdsl.runs.listeners"),
     "make_private": "pdsl.models.private",
+    "Residual": "pdsl.models.residual",
     "Release": "pdsl.privacy",
     "recommend": "pdsl.privacy.recommendation",
     "Shapley": "pdsl.settings",
@@ -132,6 +134,7 @@ __all__ = [
     "PrivacyWarning",
     "QGDSGDm",
     "Release",
+    "Residual",
     "Result",
     "Round",
     "RoundResult",

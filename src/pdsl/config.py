@@ -104,7 +104,7 @@ class Config(Section):
         default = "linear" if self.public.has_features else default_model(data or self.data.name)
         name = default if self.model.name == "auto" else self.model.name
         update = {
-            "model": self.model.model_copy(update={"name": name}),
+            "model": self.model.model_copy(update={"name": name, "weights_path": _absolute(self.model.weights_path)}),
             "data": self.data.model_copy(
                 update={"path": _absolute(self.data.path), "test_path": _absolute(self.data.test_path)}
             ),

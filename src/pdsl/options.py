@@ -5,7 +5,7 @@ optional. `pdsl config` explains them.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from pdsl.settings import TaskSettings
 
@@ -85,6 +85,9 @@ class ModelOptions(TypedDict, total=False):
     hidden: int | None
     activation: Literal["relu", "tanh"] | None
     norm: Literal["none", "rms", "centred"]
+    layers: Sequence[Mapping[str, Any]] | None
+    weights_path: str | None
+    weights_sha256: str | None
 
 
 class TaskOptions(TypedDict, total=False):

@@ -4,12 +4,13 @@ An algorithm is a section too, in its own file. `config` puts all of them togeth
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
 from pdsl.section import Section
 
+LAYERS = "layers"  # name of a model that is given as data
 FILE_KINDS = ("npz", "csv", "parquet")  # names of data in files, which are their extensions
 
 
@@ -122,7 +123,9 @@ class GraphSettings(Section):
 
 class ModelSettings(Section):
     name: str = Field(
-        "auto", description="auto, mnist-cnn, cifar10-cnn, digits-cnn, softmax, linear, mlp, or package.module:callable"
+        "auto",
+        description="auto, mnist-cnn, cifar10-cnn, digits-cnn, softmax, linear, mlp, layers (those of model.layers), or"
+        " package.module:callable",
     )
     channels: tuple[PositiveInt, PositiveInt] | None = Field(
         None, description="widths of the two convolutions; default by model"
@@ -135,6 +138,29 @@ class ModelSettings(Section):
         "centred",
         description="cnn models: rms: a record's feature maps have mean square 1; centred: also mean 0; paper: none",
     )
+    layers: tuple[dict[str, Any], ...] | None = Field(
+        None, description="the model as data: a list of layers like {type = 'Linear', in_features = 64, …}"
+    )
+    weights_path: str | None = Field(
+        None, description="safetensors file with the initial weights; default: random, from the seed"
+    )
+    weights_sha256: str | None = Field(
+        None, pattern="^[0-9a-f]{64}$", description="SHA-256 of the file at model.weights_path; a plan has only this"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_by_layers(cls, values: object) -> object:
+        """Without a name, a model with layers has the name `layers`."""
+        if not isinstance(values, Mapping) or values.get("layers") is None:
+            return values
+        return {"name": LAYERS, **values}
+
+    @model_validator(mode="after")
+    def _check_layers(self) -> "ModelSettings":
+        if (self.layers is not None) != (self.name == LAYERS):
+            raise ValueError(f"model.layers and the name '{LAYERS}' go together; set both, or leave both out")
+        return self
 
 
 Weight = Annotated[float, Field(gt=0)]

@@ -13,6 +13,8 @@ from pdsl.gradients.clipping import clip_per_sample
 from pdsl.gradients.independence import choose_kernel, is_vetted
 from pdsl.gradients.per_example import LAYERS, RECORDS, VMAPPED
 from pdsl.models.network import Network
+from pdsl.models.residual import Residual
+from pdsl.tasks import MultiClass
 from tests.helpers.refusals import refused
 
 pytestmark = pytest.mark.slow
@@ -172,6 +174,10 @@ def hooked() -> nn.Module:
     [
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), True),
         (lambda: nn.Sequential(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU()), nn.Flatten(), nn.Linear(144, 10)), True),
+        (lambda: nn.Sequential(Residual(nn.Linear(4, 4)), Residual(nn.Linear(4, 2), shortcut=nn.Linear(4, 2))), True),
+        (lambda: nn.Sequential(nn.BatchNorm1d(4).requires_grad_(False), nn.Linear(4, 2)).eval(), True),
+        (lambda: nn.Sequential(nn.BatchNorm1d(4).requires_grad_(False), nn.Linear(4, 2)), False),
+        (lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)).eval(), False),
         (lambda: nn.Sequential(nn.Flatten(0), nn.Linear(64, 10)), False),
         (lambda: nn.Sequential(nn.Flatten(), nn.Softmax(dim=0), nn.Linear(64, 10)), False),
         (Base, False),
@@ -180,6 +186,27 @@ def hooked() -> nn.Module:
 )
 def test_only_vetted_layers_in_a_row_are_proven(make: Callable[[], nn.Module], vetted: bool) -> None:
     assert is_vetted(make()) is vetted
+
+
+def test_a_residual_block_after_frozen_normalisation_has_the_gradients_that_each_record_has_alone() -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(4).requires_grad_(False)
+    norm.running_mean = torch.randn(4)
+    body = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU())
+    module = nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        norm,
+        Residual(*body),
+        Residual(nn.Conv2d(4, 6, 1), shortcut=nn.Conv2d(4, 6, 1)),
+        nn.Flatten(),
+    )
+    network = Network(module, task=MultiClass(outputs=10))
+    inputs, labels = torch.randn(20, 1, 5, 5), torch.arange(20) % 10
+    assert choose_kernel(network, inputs, labels).name == LAYERS.name  # `choose_kernel` compares with each record alone
+    x = network.perturbed_parameters()
+    once = clip_per_sample(network, x, inputs, labels, 1.0, 1.0, LAYERS)
+    again = clip_per_sample(network, x, inputs, labels, 1.0, 1.0, RECORDS)
+    assert torch.allclose(once, again, rtol=1e-4, atol=1e-6)
 
 
 def test_a_hook_that_mixes_records_is_refused() -> None:

@@ -85,7 +85,14 @@ def test_plan_round_trip_and_a_changed_digit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings_", "reason"),
     [
-        ({"model": {"name": "os:getcwd"}}, "not built in"),
+        ({"model": {"name": "os:getcwd"}}, "os is not a package of models"),
+        ({"model": {"name": "lenet"}}, "not built in"),
+        ({"model": {"name": "clinic_models:net"}}, "do not name the same code"),
+        ({"model": {"weights_path": "/etc/passwd"}}, "a path on one machine"),
+        ({"model": {"name": "layers", "layers": [{"type": "Flatten"}]}}, "no parameters to train"),
+        ({"public": {"features": "model"}}, "frozen first layers"),
+        ({"public": {"features": "os.path:join"}}, "os is not a package of models"),
+        ({"public": {"features": "patches", "filters": 100_000, "patch": 64}}, "are allowed"),
         ({"graph": {"kind": "file", "path": "/etc/passwd"}}, "needs no file"),
         ({"graph": {"kind": "base-k"}}, "changes from round to round"),
         ({"graph": {"agents": 5}}, "4 members"),

@@ -99,17 +99,20 @@ def test_the_experiment_of_a_peer_starts_like_a_simulation(tmp_path: Path) -> No
     assert e.learning_rates == simulated.learning_rates
 
 
-def test_the_plan_states_the_number_of_features(tmp_path: Path) -> None:
-    members = make_organisations(tmp_path, 2)
-    plan, _ = planned(members)
-    assert plan.input_shape == (30,)
-    assert planned(members, components=0)[0].input_shape == (2 * 20 * 4,)
-    assert planned(members, components=5000)[0].input_shape == (2 * 20 * 4,)
-    assert planned(members, features="none")[0].input_shape == (1, 8, 8)
+@pytest.mark.parametrize(
+    ("public", "inputs"),
+    [({}, 30), ({"components": 0}, 2 * 20 * 4), ({"components": 5000}, 2 * 20 * 4), ({"features": "none"}, 64)],
+)
+def test_the_plan_determines_the_number_of_features(tmp_path: Path, public: dict[str, Any], inputs: int) -> None:
+    plan, _ = planned(make_organisations(tmp_path, 2), **public)
+    assert build_network(plan).num_parameters == 10 * inputs
 
 
-@pytest.mark.parametrize("features", ["tests.public.maps:random_features", "model"])
-def test_a_plan_with_a_map_that_runs_code_is_refused(tmp_path: Path, features: str) -> None:
+@pytest.mark.parametrize(
+    ("features", "reason"),
+    [("tests.public.maps:random_features", "do not name the same code"), ("model", "frozen first layers")],
+)
+def test_a_plan_with_a_map_that_members_cannot_agree_on_is_refused(tmp_path: Path, features: str, reason: str) -> None:
     members = make_organisations(tmp_path, 2)
-    with refused("plan: public.features=", "would run code"):
+    with refused("plan: ", reason):
         planned(members, features=features)

@@ -89,7 +89,7 @@ class PDSL(Algorithm[State]):
             fidelity = r.validation.fidelity(r.t, at.agents, r.graph.agents, x_ij, self.shapley)
             reports += _reports(phi, share, fidelity, self._places(at, r))
 
-        if r.robust is not None and self.shapley.weighting == "evidence":
+        if r.robust is not None and self.shapley.weighting in ("contribution", "evidence"):
             r.robust.trust(torch.from_numpy(np.concatenate(trust)))
         u_hat = alpha * u + torch.cat(g_bar)  # line 19, eq. 22
         x_hat = x - gamma * u_hat  # line 20, eq. 23

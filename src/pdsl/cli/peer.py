@@ -78,36 +78,62 @@ def invite(
         float, typer.Option(help="Seconds to wait for neighbours that have not been online yet.")
     ] = 3600.0,
     quorum: Annotated[int, typer.Option(help="Neighbours that must be present for a round to start.")] = 1,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PACKAGE.MODULE:CALLABLE",
+            help="Your torch.nn.Sequential: its layers go into the plan, its weights into weights.safetensors.",
+        ),
+    ] = None,
+    author: Annotated[str, typer.Option(help="Name of the plan's author, shown to the members.")] = "",
 ) -> None:
     """Write a training plan: the members and all settings that they must agree on. It contains no secrets."""
     from pdsl.peer.experiment import check_budget, describe_task
-    from pdsl.peer.identity import PeerInfo
+    from pdsl.peer.identity import WEIGHTS, PeerInfo
+    from pdsl.peer.model_export import export_model, import_model
     from pdsl.peer.plan import Timeouts, compose, format_hash, validate_section
     from pdsl.utils.files import write_whole
 
     seconds = {"silence": silence, "patience": patience, "deadline": deadline, "start": start}
     timeouts = validate_section(Timeouts, "timeouts", {**seconds, "quorum": quorum}, "pdsl peer invite")
     task = describe_task(public, records, classes)
-    plan = compose([PeerInfo.read(card) for card in cards], config, assignments, task, timeouts)
+    own = None if model is None else export_model(import_model(model))
+    settings = None if own is None else own.settings
+    plan = compose([PeerInfo.read(card) for card in cards], config, assignments, task, timeouts, settings, author)
     check_budget(plan)
+    if own is not None:
+        write_whole(out.with_name(WEIGHTS), own.weights)
     write_whole(out, plan.to_toml().encode())
-    print(f"Wrote {out}. Send it and {public.name} to the {len(plan.members)} members.\nhash {format_hash(plan.hash)}")
+    weights = f" and the file of weights, named {WEIGHTS}," if plan.config.model.weights_sha256 else ""
+    print(f"Wrote {out}. Send it and {public.name}{weights} to the {len(plan.members)} members.")
+    print(f"hash {format_hash(plan.hash)}")
 
 
 @app.command()
-def join(folder: Folder, plan: Annotated[Path, typer.Argument(help="Plan file from its author.")]) -> None:
+def join(
+    folder: Folder,
+    plan: Annotated[Path, typer.Argument(help="Plan file from its author.")],
+    code: Annotated[
+        list[str], typer.Option(help="Confirm installed code that the plan runs, by 16 or more digits of its SHA-256.")
+    ] = [],  # noqa: B006  typer's empty default
+) -> None:
     """Check a plan and pin the neighbours' certificates. Compare the hash with the other members before you run."""
     from pdsl.peer.experiment import check_budget
     from pdsl.peer.identity import Identity
     from pdsl.peer.membership import join as join_plan
     from pdsl.peer.plan import TrainingPlan, format_hash
+    from pdsl.peer.source_check import check_confirmed, check_sources
+    from pdsl.peer.summary import check_files, describe_plan
 
     own, read = Identity.load(folder), TrainingPlan.read(plan)
+    check_sources(read.sources)
+    check_confirmed(read.sources, code)
     check_budget(read)
+    missing = check_files(own, read)
     neighbours = join_plan(own, read)
-    config, privacy = read.config, read.config.privacy
     print(f"{own.card.name} is agent {read.agent(own.card.name)} of {len(read.members)}: {read.graph.describe()}")
-    print(f"{config.algorithm.name}, {config.rounds} rounds, total ε {privacy.budget} at δ {privacy.delta}")
+    for line in (*describe_plan(read), *missing):
+        print(line)
     for j in neighbours:
         card = read.members[j]
         print(f"neighbour {card.name} at {card.address}, certificate {card.fingerprint}")

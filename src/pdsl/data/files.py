@@ -76,15 +76,15 @@ def load_files(
     return assemble(name, train, (test, validation), settings, streams, task, private, names)
 
 
-def load_records(path: Path) -> Records:
-    """Load the records of one agent, with float inputs and integer labels, from a file with x and y."""
-    return _float_records(_read(_require_file(path), ("x", "y", "pixels")), "", path)
+def load_records(path: Path, integers: bool = False) -> Records:
+    """Load the records of one agent from a file with x and y. Inputs become floats, or stay integers."""
+    return _single_input(_read(_require_file(path), ("x", "y", "pixels")), "", path, integers)
 
 
-def load_public(path: Path) -> tuple[Records, Records]:
+def load_public(path: Path, integers: bool = False) -> tuple[Records, Records]:
     """Load the test set and Q from a file with x_test, y_test, x_validation and y_validation."""
     arrays = _read(_require_file(path), ("x_test", "y_test", "x_validation", "y_validation", "pixels"))
-    return _float_records(arrays, "_test", path), _float_records(arrays, "_validation", path)
+    return _single_input(arrays, "_test", path, integers), _single_input(arrays, "_validation", path, integers)
 
 
 def _load(path: Path, settings: DataSettings) -> Source:
@@ -93,10 +93,11 @@ def _load(path: Path, settings: DataSettings) -> Source:
     return _source(_read(path, ("x", "y", "pixels")), "", path, settings.pixels)
 
 
-def _float_records(arrays: dict[str, Array], suffix: str, path: Path) -> Records:
-    """Records whose inputs are one float tensor. The type of y decides on their targets: numbers, classes or labels.
+def _single_input(arrays: dict[str, Array], suffix: str, path: Path, integers: bool) -> Records:
+    """Records whose inputs are one tensor of floats, or of integers.
 
-    Unlike `convert_targets`, this looks at no other record: organisations must agree without comparing theirs.
+    The type of y decides on their targets: numbers, classes or labels. Unlike `convert_targets`, this looks at no other
+    record: organisations must agree without comparing theirs.
     """
     source = _source(arrays, suffix, path, None)
     if isinstance(source.x, Fields):
@@ -117,7 +118,9 @@ def _float_records(arrays: dict[str, Array], suffix: str, path: Path) -> Records
             i = int(bad.reshape(len(y), -1).any(1).int().argmax())
             wanted = "classes are whole numbers 0, 1, 2, ..." if y.ndim == 1 else "labels are 0 or 1"
             raise PdslError(f"{name}[{i}] is {y[i]}; {wanted}")
-    return Records(source.x.float(), targets, str(path))
+    if integers and source.x.is_floating_point():
+        raise PdslError(f"{path}: x{suffix} has floats, but the model starts with an embedding; give whole numbers")
+    return Records(source.x if integers else source.x.float(), targets, str(path))
 
 
 def _require_file(path: Path) -> Path:

@@ -110,7 +110,7 @@ def run_in_blocks(module: nn.Module, inputs: Inputs) -> Tensor:
     return torch.cat([main_output(call(module, channels_last(inputs[a:b]))) for a, b in pairwise(ends)])
 
 
-def _is_frozen(layer: nn.modules.batchnorm._NormBase) -> bool:
+def is_frozen(layer: nn.modules.batchnorm._NormBase) -> bool:
     """Whether the layer has frozen weights and running statistics: it then treats every record independently."""
     own = list(layer.parameters(recurse=False))
     return layer.running_mean is not None and bool(own) and not any(p.requires_grad for p in own)
@@ -119,7 +119,7 @@ def _is_frozen(layer: nn.modules.batchnorm._NormBase) -> bool:
 def _fill_running_statistics(module: nn.Module, public: Inputs) -> None:
     """Set the running statistics of normalisation layers to means over blocks of public records."""
     norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
-    layers = [m for m in norms if m.track_running_stats and not _is_frozen(m)]
+    layers = [m for m in norms if m.track_running_stats and not is_frozen(m)]
     if not layers:
         return
     momenta = [layer.momentum for layer in layers]
@@ -151,7 +151,7 @@ class Network:
             raise PdslError("the model has uninitialised lazy layers; run it once on a batch first")
         self.module = copy.deepcopy(module).eval()
         for layer in self.module.modules():
-            if isinstance(layer, nn.modules.batchnorm._NormBase) and not _is_frozen(layer):
+            if isinstance(layer, nn.modules.batchnorm._NormBase) and not is_frozen(layer):
                 layer.running_mean = layer.running_var = layer.num_batches_tracked = None  # see `to_module`
             if getattr(layer, "inplace", False):
                 setattr(layer, "inplace", False)  # noqa: B010  gradients need a layer's output after the next layer has run
@@ -166,7 +166,7 @@ class Network:
     @property
     def mixes_records(self) -> str | None:
         """Name of a layer in which the records of a batch affect each other, if there is one."""
-        mixing = (m for m in self.module.modules() if isinstance(m, MIXES_RECORDS) and not _is_frozen(m))
+        mixing = (m for m in self.module.modules() if isinstance(m, MIXES_RECORDS) and not is_frozen(m))
         return next((type(m).__name__ for m in mixing), None)
 
     def initial_parameters(self) -> Tensor:

@@ -1,11 +1,15 @@
 """Built-in networks (convolutional, softmax regression, multi-layer perceptron) and their layers."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from pdsl.settings import ModelSettings
+from pdsl.models.architecture import build as build_layers
+from pdsl.models.architecture import has_frozen, parse, takes_integers, trace
+from pdsl.models.weights import load_weights
+from pdsl.settings import LAYERS, ModelSettings
 from pdsl.utils.errors import PdslError
 from pdsl.utils.imports import import_object
 from pdsl.utils.inputs import Inputs, describe_shape
@@ -210,7 +214,19 @@ def default_model(data: str) -> str:
 
 
 def build(settings: ModelSettings, data: str, inputs: Inputs, outputs: int, streams: Streams) -> nn.Module:
-    """Create the module of the settings for records like `inputs`, initialised from the run's seed only."""
+    """Create the module of the settings for records like `inputs`, initialised from the run's seed or a file."""
+    module = build_random(settings, data, inputs, outputs, streams)
+    if settings.weights_path is not None:
+        load_weights(module, Path(settings.weights_path).expanduser(), settings.weights_sha256)
+    elif settings.weights_sha256 is not None:
+        raise PdslError("model.weights_sha256 is set, but model.weights_path is not; give the path of that file")
+    elif settings.layers is not None and has_frozen(parse(settings.layers)):
+        raise PdslError("model.layers has frozen layers, but their weights are not given; set model.weights_path")
+    return module
+
+
+def build_random(settings: ModelSettings, data: str, inputs: Inputs, outputs: int, streams: Streams) -> nn.Module:
+    """Create the module of the settings, initialised from the run's seed only."""
     name = default_model(data) if settings.name == "auto" else settings.name
     seed = int(streams.generator("init").integers(2**63))
     with torch.random.fork_rng(devices=[]):
@@ -218,8 +234,12 @@ def build(settings: ModelSettings, data: str, inputs: Inputs, outputs: int, stre
         factory = import_object(name, "model.name") if ":" in name else None
         torch.manual_seed(seed)
         if factory is not None:
-            return _call_factory(name, factory)
-        shape = _check_built_in(name, inputs, outputs) if name in MODELS else torch.Size()
+            return create_module(name, factory, "model.name")
+        shape = torch.Size()
+        if name in MODELS:
+            shape = _check_built_in(name, inputs, outputs)
+        elif settings.layers is not None:
+            shape = _check_inputs(settings.layers, inputs)
         return build_architecture(settings.model_copy(update={"name": name}), shape, outputs)
 
 
@@ -227,9 +247,16 @@ def build_architecture(settings: ModelSettings, shape: torch.Size, outputs: int)
     """Create the named module for records of a shape, initialised from torch's global generator."""
     name = settings.name
     if ":" in name:
-        return _call_factory(name, import_object(name, "model.name"))
+        return create_module(name, import_object(name, "model.name"), "model.name")
+    if settings.layers is not None:
+        layers = parse(settings.layers)
+        trace(layers, shape)
+        return build_layers(layers)
     if name not in MODELS:
-        raise PdslError(f"model.name: no model '{name}'; choose {', '.join(MODELS)}, or give package.module:callable")
+        raise PdslError(
+            f"model.name: no model '{name}'; choose {', '.join(MODELS)}, {LAYERS} with model.layers, or give"
+            " package.module:callable"
+        )
     if "cnn" in name and (len(shape) != 3 or min(shape[1:]) < 4):
         raise PdslError(
             f"model.name={name} needs images of at least 4×4 pixels with channels, not records of shape"
@@ -250,13 +277,22 @@ def _check_built_in(name: str, inputs: Inputs, outputs: int) -> torch.Size:
     return inputs.shape[1:]
 
 
-def _call_factory(path: str, factory: object) -> nn.Module:
+def _check_inputs(layers: object, inputs: Inputs) -> torch.Size:
+    """Shape of a record; PdslError unless the records are floats, or integers for an embedding."""
+    wanted = "integers" if takes_integers(parse(layers)) else "floats"
+    if not isinstance(inputs, Tensor) or inputs.is_floating_point() != (wanted == "floats"):
+        raise PdslError(f"model.layers takes one tensor of {wanted} per record, not {describe_shape(inputs)}")
+    return inputs.shape[1:]
+
+
+def create_module(path: str, factory: object, setting: str) -> nn.Module:
+    """The module that a function or class at an import path creates."""
     if not callable(factory):
-        raise PdslError(f"model.name={path}: it is not callable; give a function or class that creates the module")
+        raise PdslError(f"{setting}={path}: it is not callable; give a function or class that creates the module")
     try:
         module = factory()
     except TypeError as e:
-        raise PdslError(f"model.name={path}: calling it without arguments failed: {e}") from e
+        raise PdslError(f"{setting}={path}: calling it without arguments failed: {e}") from e
     if not isinstance(module, nn.Module):
-        raise PdslError(f"model.name={path} returned a {type(module).__name__}, not a torch.nn.Module")
+        raise PdslError(f"{setting}={path} returned a {type(module).__name__}, not a torch.nn.Module")
     return module

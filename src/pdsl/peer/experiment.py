@@ -2,24 +2,29 @@
 
 data.npz      x [n, ...] and y [n]: private records, which never leave the machine (the cache may have their features)
 public.npz    x_validation, y_validation, x_test, y_test: the same for all members, verified by the hash in the plan
+weights.safetensors   initial weights of the model, if the plan has their hash
 """
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pdsl.data import Batches, Data, label_counts
+from pdsl.data import Batches, Data, label_counts, standardise
 from pdsl.data.files import load_public, load_records
 from pdsl.data.validation import Records, check_classes, check_shapes
 from pdsl.engine import Engine
 from pdsl.models.network import Network
 from pdsl.models.zoo import build as build_model
-from pdsl.peer.identity import DATA, PUBLIC, Identity
-from pdsl.peer.plan import TaskDescription, TrainingPlan, validate_section
+from pdsl.models.zoo import build_random
+from pdsl.peer.identity import DATA, PUBLIC, WEIGHTS, Identity
+from pdsl.peer.model_check import count_ids, needs_integers
+from pdsl.peer.plan import TaskDescription, TrainingPlan, file_sha256, validate_section
+from pdsl.peer.source_check import check_sources
 from pdsl.privacy import Mechanism, epsilon, mechanisms
+from pdsl.public.features import BUILT_IN, MODEL, count_features, count_own_features, split_frozen
+from pdsl.settings import DataSettings
 from pdsl.topology import Graph
 from pdsl.training.experiment import Experiment, given_settings, make_seal, use_features, use_start
 from pdsl.training.learning_rate import resolve_learning_rate
@@ -38,7 +43,7 @@ def describe_task(path: Path, records: float, classes: int | None) -> TaskDescri
         "shape": _shape(test),
         **_describe_targets(test.y, validation.y, classes),
         "public_records": len(validation.y),
-        "public": file_sha256(path),
+        "public": public_sha256(path),
     }
     task = validate_section(TaskDescription, "task", values, "the plan's task")
     check_shapes([test, validation])
@@ -72,28 +77,62 @@ def _shape(records: Records) -> tuple[int, ...]:
     return tuple(tensors_of(records.x)[0].shape[1:])
 
 
-def file_sha256(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as e:
-        raise PdslError(f"{path}: {e.strerror}; copy the public file that came with the plan there") from e
+def public_sha256(path: Path) -> str:
+    return file_sha256(path, "copy the public file that came with the plan there")
 
 
-def build_network(plan: TrainingPlan, public: Tensor | None = None) -> Network:
-    """Build the agreed model with its agreed initial parameters. `public`: targets of the public set, for the loss."""
-    config, inputs, task = plan.config, torch.zeros(2, *plan.input_shape), plan.build_task(public)
-    module = build_model(config.model, "npz", inputs, task.outputs, Streams(config.seed))
+def build_network(plan: TrainingPlan, public: Tensor | None = None, folder: Path | None = None) -> Network:
+    """Build the agreed model with its agreed initial parameters; code that the plan names runs only if it is intact.
+
+    `public`: targets of the public set, for the loss. `folder`: of the organisation, with the file of weights; without
+    it, weights that come from a file are random ones.
+    """
+    check_sources(plan.sources)
+    task, records = plan.build_task(public), plan.task.public_records
+    config, inputs, features = plan.config, plan.example_inputs, plan.config.public
+    if features.features in BUILT_IN:
+        inputs = torch.zeros(2, count_features(features, torch.Size(plan.task.shape), records))
+    elif features.has_features and features.features != MODEL:
+        inputs = torch.zeros(2, count_own_features(features, inputs, records, None))
+    module = _build_module(plan, inputs, task.outputs, folder)
+    if features.features == MODEL:
+        backbone, module = split_frozen(module)
+        inputs = torch.zeros(2, count_own_features(features, inputs, records, backbone))
     network = Network(module, config.engine.device, task)
-    network.check(inputs, torch.zeros(2, *plan.task.target_shape, dtype=torch.int64))
+    network.check(inputs, plan.example_targets)
+    if network.mixes_records:
+        raise PdslError(
+            f"plan: the model's {network.mixes_records} mixes records, so one record's gradient cannot be clipped; use"
+            " GroupNorm (pdsl.make_private(model) replaces it), or freeze it"
+        )
     return network
+
+
+def _build_module(plan: TrainingPlan, inputs: Tensor, outputs: int, folder: Path | None) -> nn.Module:
+    """The whole model of the plan, its frozen first layers included, for records or features like `inputs`."""
+    settings, streams = plan.config.model, Streams(plan.config.seed)
+    if settings.weights_sha256 is None:
+        module = build_model(settings, "npz", inputs, outputs, streams)
+        frozen = [*module.buffers(), *(p for p in module.parameters() if not p.requires_grad)]
+        if ":" in settings.name and frozen:
+            raise PdslError(
+                f"plan: the model {settings.name} has frozen weights or buffers, which members must agree on; set"
+                " model.weights_path to a safetensors file with all its weights"
+            )
+        return module
+    if folder is None:
+        return build_random(settings, "npz", inputs, outputs, streams)
+    located = settings.model_copy(update={"weights_path": str(folder / WEIGHTS)})
+    return build_model(located, "npz", inputs, outputs, streams)
 
 
 def load_data(own: Identity, plan: TrainingPlan) -> tuple[Records, Records, Records]:
     """Load private records, test set and Q; PdslError unless they match the plan."""
-    records = load_records(own.folder / DATA)
-    if file_sha256(own.folder / PUBLIC) != plan.task.public:
+    integers = needs_integers(plan.config)
+    records = load_records(own.folder / DATA, integers)
+    if public_sha256(own.folder / PUBLIC) != plan.task.public:
         raise PdslError(f"{own.folder / PUBLIC} is not the public file of the plan; request it again")
-    test, validation = load_public(own.folder / PUBLIC)
+    test, validation = load_public(own.folder / PUBLIC, integers)
     if _shape(records) != plan.task.shape:
         shape, planned = list(_shape(records)), list(plan.task.shape)
         raise PdslError(
@@ -101,7 +140,17 @@ def load_data(own: Identity, plan: TrainingPlan) -> tuple[Records, Records, Reco
         )
     check_shapes([records, test, validation])
     _check_targets([records, test, validation], plan.task)
+    if integers:
+        _check_ids([records, test, validation], count_ids(plan.config))
     return records, test, validation
+
+
+def _check_ids(parts: list[Records], count: int) -> None:
+    """Raise PdslError unless all inputs are rows of the model's embedding."""
+    for part in parts:
+        (x,) = tensors_of(part.x)
+        if bool(((x < 0) | (x >= count)).any()):
+            raise PdslError(f"{part.where}: x has numbers outside 0 to {count - 1}, the rows of the model's embedding")
 
 
 def agreed_mechanisms(plan: TrainingPlan) -> list[Mechanism]:
@@ -148,7 +197,10 @@ def build_experiment(
     parts = [torch.arange(len(records.y)) if i == me else none for i in range(graph.agents)]
     q, held_out = (validation.x, validation.y), (test.x, test.y)
     data = Data("private data", records.x, records.y, *held_out, plan.task.classes, None, q)
-    knowledge, _, data, q, held_out = use_features(config, data, q, held_out, None)
+    if plan.task.scale == "public":
+        data, q, held_out = standardise(data, q, held_out, DataSettings(scale="public"))
+    full = _build_module(plan, plan.example_inputs, 0, own.folder) if config.public.features == MODEL else None
+    knowledge, _, data, q, held_out = use_features(config, data, q, held_out, full)
     network, knowledge, q = use_start(config, network, q, knowledge)
     planned = agreed_mechanisms(plan)
     given = given_settings(config)

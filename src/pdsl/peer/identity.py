@@ -24,7 +24,7 @@ from pdsl.utils.types import JsonDict
 # Files in an organisation's folder
 KEY, CERTIFICATE, CARD = "key.pem", "certificate.pem", "card.toml"
 PLAN, PINS, RUN, CHARGE_MARKER = "plan.toml", "pins", "run", "begun"
-DATA, PUBLIC = "data.npz", "public.npz"
+DATA, PUBLIC, WEIGHTS = "data.npz", "public.npz", "weights.safetensors"
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 ADDRESS = re.compile(r"(?:[A-Za-z0-9.-]{1,253}|\[[0-9a-fA-F:]{2,45}\]):([0-9]{1,5})")

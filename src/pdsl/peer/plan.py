@@ -7,11 +7,12 @@ rejected even if a single digit differs. Members compare the hash by reading it 
 import hashlib
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import tomli_w
 import torch
@@ -22,12 +23,13 @@ from pdsl import topology
 from pdsl.algorithms import ALGORITHMS, PDSL
 from pdsl.algorithms.schedule import AUTO
 from pdsl.config import Config, load, validate
-from pdsl.models.zoo import DEFAULT_MODEL, MODELS
+from pdsl.models.zoo import DEFAULT_MODEL
 from pdsl.peer.identity import PeerInfo, parse_toml, read_toml
-from pdsl.public.features import BUILT_IN, count_features
+from pdsl.peer.model_check import check_model, needs_integers
+from pdsl.peer.source_check import check_path, check_paths, check_sources, code_paths, source_sha256
 from pdsl.section import Section
-from pdsl.settings import AttackSettings
-from pdsl.tasks import Task, build_task
+from pdsl.settings import AttackSettings, ModelSettings
+from pdsl.tasks import MultiClass, Task, build_task
 from pdsl.topology import Graph
 from pdsl.utils.errors import PdslError
 from pdsl.utils.random import Streams
@@ -36,6 +38,9 @@ from pdsl.utils.types import JsonDict
 FORMAT = 7
 MAX_MEMBERS = 1000
 MAX_RECORD_SIZE = 10**8  # numbers in a record
+OPTIONAL = {"sources", "author"}  # keys that a plan may have
+AUTHOR = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{1,100}")
+SHA256 = re.compile("[0-9a-f]{64}")
 LOCAL = ("data", "partition", "engine")  # sections that each organisation sets for itself
 
 
@@ -49,6 +54,7 @@ class TaskDescription(Section):
     target_shape: tuple[PositiveInt, ...] = Field((), max_length=1, description="shape of a record's target")
     public_records: int = Field(ge=1, description="records of the public set Q")
     public: str = Field(pattern="^[0-9a-f]{64}$", description="SHA-256 of public.npz: Q and the test set")
+    scale: Literal["none", "public"] = Field("none", description="public: inputs are standardised by Q")
 
 
 KINDS = {"classes": ("multiclass", "binary"), "labels": ("multilabel",), "numbers": ("regression",)}
@@ -72,6 +78,8 @@ class TrainingPlan:
     task: TaskDescription
     timeouts: Timeouts
     members: tuple[PeerInfo, ...]
+    sources: Mapping[str, str] = field(default_factory=dict)  # installed code by import path, with its SHA-256
+    author: str = ""  # as the author says; nothing proves it
 
     def __post_init__(self) -> None:
         _check(self)
@@ -84,6 +92,8 @@ class TrainingPlan:
             "timeouts": self.timeouts.model_dump(mode="json"),
             "config": config,
             "member": [card.as_dict() for card in self.members],
+            **({"sources": dict(self.sources)} if self.sources else {}),
+            **({"author": self.author} if self.author else {}),
         }
 
     @cached_property  # compared with every request
@@ -97,18 +107,33 @@ class TrainingPlan:
         return topology.build(self.config.graph, Streams(self.config.seed))
 
     def build_task(self, public: Tensor | None = None) -> Task:
-        """The task; class weights and scales come from the targets of the public set, if these are given."""
-        if public is None:
-            dtype = torch.float32 if self.task.targets == "numbers" else torch.int64
-            public = torch.zeros(2, *self.task.target_shape, dtype=dtype)
-        settings, kinds = self.config.task, KINDS[self.task.targets]
-        return build_task(settings, kinds[0] if settings.kind == "auto" else settings.kind, self.task.classes, public)
+        """The task; class weights and scales come from the targets of the public set, if these are given.
+
+        A loss or metric that the plan names is imported, after its installed source was compared with the plan's.
+        """
+        check_sources(self.sources)
+        settings, targets = self.config.task, self.example_targets if public is None else public
+        return build_task(settings, self.task_kind, self.task.classes, targets)
 
     @property
-    def input_shape(self) -> torch.Size:
-        """Shape of the model's input for a record: of its features, if the plan has a feature map."""
-        shape, public = torch.Size(self.task.shape), self.config.public
-        return torch.Size([count_features(public, shape, self.task.public_records)]) if public.has_features else shape
+    def task_kind(self) -> str:
+        """Meaning of the targets: as set, or by the type of the public targets."""
+        settings = self.config.task
+        if settings.kind != "auto":
+            return settings.kind
+        own_numbers = settings.loss is not None and self.task.targets == "numbers"
+        return "custom" if own_numbers else KINDS[self.task.targets][0]
+
+    @property
+    def example_targets(self) -> Tensor:
+        """Two targets of the type and shape that the plan describes."""
+        dtype = torch.float32 if self.task.targets == "numbers" else torch.int64
+        return torch.zeros(2, *self.task.target_shape, dtype=dtype)
+
+    @property
+    def example_inputs(self) -> Tensor:
+        """Two records of the type and shape that the plan describes."""
+        return torch.zeros(2, *self.task.shape, dtype=torch.int64 if needs_integers(self.config) else torch.float32)
 
     def agent(self, name: str) -> int:
         """Index of the agent of an organisation."""
@@ -136,7 +161,7 @@ class TrainingPlan:
     def from_values(cls, values: JsonDict, where: str) -> "TrainingPlan":
         """Validate an untrusted plan; PdslError if any part of it is invalid, its hash included."""
         expected = {"hash", "format", "task", "timeouts", "config", "member"}
-        if set(values) != expected:
+        if set(values) - OPTIONAL != expected:
             raise PdslError(f"{where}: a plan has exactly {', '.join(sorted(expected))}; request the plan again")
         if values["format"] != FORMAT:
             raise PdslError(
@@ -155,7 +180,10 @@ class TrainingPlan:
         cards = tuple(PeerInfo.from_values(values, f"{where}: member {i}") for i, values in enumerate(member))
         task = validate_section(TaskDescription, "task", values["task"], where)
         timeouts = validate_section(Timeouts, "timeouts", values["timeouts"], where)
-        plan = cls(validate(config, where), task, timeouts, cards)
+        sources, author = values.get("sources", {}), values.get("author", "")
+        if not isinstance(sources, dict) or not all(isinstance(digest, str) for digest in sources.values()):
+            raise PdslError(f"{where}: sources is not a table of import paths and SHA-256; request the plan again")
+        plan = cls(validate(config, where), task, timeouts, cards, sources=sources, author=author)
         if plan.hash != values["hash"]:
             raise PdslError(f"{where}: its hash does not match its content: changed or damaged; request the plan again")
         return plan
@@ -172,21 +200,43 @@ def compose(
     assignments: Sequence[str],
     task: TaskDescription,
     timeouts: Timeouts,
+    model: Mapping[str, Any] | None = None,
+    author: str = "",
 ) -> TrainingPlan:
     """Create a plan from cards and settings, without the sections that each organisation sets for itself.
 
     Noise between organisations is always secret, whatever `privacy.randomness` says. Mixing is robust unless the
-    settings say otherwise, or the algorithm does not gossip.
+    settings say otherwise, or the algorithm does not gossip. `model`: settings of a model instead of those in the
+    config, see `model_export`. The plan has the SHA-256 of a file of weights and of the source of each import path, as
+    they are on this machine.
     """
     agreed = [f"graph.agents={len(cards)}", "privacy.randomness=system"]
     given = load(config, [*assignments, *agreed])
     if given.algorithm.gossips and "robust" not in given.mixing.model_fields_set:
         given = load(config, [*assignments, *agreed, "mixing.robust=true"])
-    own = {section: Config.model_fields[section].get_default() for section in LOCAL}
-    if given.model.name == "auto":
+    own: JsonDict = {section: Config.model_fields[section].get_default() for section in LOCAL}
+    settings = given.model if model is None else ModelSettings.build("model", model)
+    if model is not None and given.model != ModelSettings():
+        raise PdslError("--model and the settings model.* both give a model; leave one of them out")
+    if settings.name == "auto":
         name = "linear" if given.public.has_features else DEFAULT_MODEL.get(given.data.name, "mlp")
-        own["model"] = given.model.model_copy(update={"name": name})
-    return TrainingPlan(given.model_copy(update=own), task, timeouts, tuple(cards))
+        settings = settings.model_copy(update={"name": name})
+    if settings.weights_path is not None:
+        digest = file_sha256(Path(settings.weights_path).expanduser(), "give the path of a safetensors file")
+        settings = settings.model_copy(update={"weights_path": None, "weights_sha256": digest})
+    shared = given.model_copy(update={**own, "model": settings})
+    task = task.model_copy(update={"scale": given.data.scale or "none"})
+    for setting, path in code_paths(shared).items():
+        check_path(path, setting)
+    sources = {path: source_sha256(path) for path in code_paths(shared).values()}
+    return TrainingPlan(shared, task, timeouts, tuple(cards), sources=sources, author=author)
+
+
+def file_sha256(path: Path, advice: str) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as e:
+        raise PdslError(f"{path}: {e.strerror}; {advice}") from e
 
 
 S = TypeVar("S", bound=Section)
@@ -218,22 +268,25 @@ def _check(plan: TrainingPlan) -> None:
             f"plan: graph.kind={config.graph.kind} changes from round to round, and peers keep their neighbours;"
             " choose ring, full, exponential or similar"
         )
-    if config.public.has_features and config.public.features not in BUILT_IN:
-        raise PdslError(
-            f"plan: public.features={config.public.features!r:.60} would run code; choose none, {' or '.join(BUILT_IN)}"
-        )
-    if config.model.name not in MODELS:
-        raise PdslError(f"plan: model.name={config.model.name!r:.60} is not built in; choose {', '.join(MODELS)}")
-    if config.task.loss is not None or config.task.metric is not None:
-        raise PdslError("plan: task.loss and task.metric would run code; choose a built-in task and leave them out")
-    if config.task.kind not in ("auto", *KINDS[plan.task.targets]):
+    if min(plan.task.shape) < 1 or math.prod(plan.task.shape) > MAX_RECORD_SIZE:
+        raise PdslError(f"plan: task.shape={plan.task.shape} is not a valid record shape; correct it")
+    check_paths(config, plan.sources)
+    if not all(SHA256.fullmatch(digest) for digest in plan.sources.values()):
+        raise PdslError("plan: sources must have the SHA-256 of each package; request the plan again")
+    if plan.author and (not isinstance(plan.author, str) or not AUTHOR.fullmatch(plan.author)):
+        raise PdslError("plan: author is not a line of 1 to 100 characters; correct it")
+    check_model(config, plan.task.shape, plan.task.public_records)
+    if needs_integers(config) and plan.task.scale == "public":
+        raise PdslError("plan: task.scale=public standardises floats, but the model starts with an embedding; omit it")
+    own_loss = ("custom",) if config.task.loss is not None else ()
+    if config.task.kind not in ("auto", *KINDS[plan.task.targets], *own_loss):
         raise PdslError(
             f"plan: task.kind={config.task.kind}, but the public targets are {plan.task.targets}; choose"
             f" {' or '.join(KINDS[plan.task.targets])}"
         )
     if plan.task.targets != "numbers" and plan.task.classes < (1 if plan.task.targets == "labels" else 2):
         raise PdslError(f"plan: task.classes={plan.task.classes} is too few; correct it")
-    config.algorithm.check_task(plan.build_task())
+    config.algorithm.check_task(_task_without_code(plan))
     if config.privacy.mode == "none" or config.privacy.randomness != "system":
         raise PdslError("plan: peers always add secret noise; set privacy.mode=total and privacy.randomness=system")
     if 0 in (config.privacy.sigma, config.privacy.noise_multiplier):
@@ -246,11 +299,16 @@ def _check(plan: TrainingPlan) -> None:
         raise PdslError("plan: algorithm.learning_rate must be a number or auto; a function would let a plan run code")
     if config.attack != AttackSettings():
         raise PdslError("plan: [attack] is for simulations only; omit it")
-    if min(plan.task.shape) < 1 or math.prod(plan.task.shape) > MAX_RECORD_SIZE:
-        raise PdslError(f"plan: task.shape={plan.task.shape} is not a valid record shape; correct it")
     degrees = [len(plan.neighbours(i)) for i in range(len(names))]
     if plan.timeouts.quorum > min(degrees):
         raise PdslError(
             f"plan: timeouts.quorum={plan.timeouts.quorum}, but a member has {min(degrees)} neighbours; lower it"
         )
     config.algorithm.check(max(degrees) + 1)
+
+
+def _task_without_code(plan: TrainingPlan) -> Task:
+    """The task, with a stand-in for a loss that the plan names: nothing is imported when a plan is read."""
+    own = None if plan.config.task.loss is None else MultiClass().losses
+    settings = plan.config.task.model_copy(update={"loss": None, "metric": None})
+    return build_task(settings, plan.task_kind, plan.task.classes, plan.example_targets, loss=own)

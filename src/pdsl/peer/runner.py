@@ -70,7 +70,7 @@ def run(
     plan = load_plan(own)
     plan = replace(plan, config=plan.config.model_copy(update={"engine": engine}))
     check_device(engine.device)  # before any file is written
-    load_data(own, plan)
+    build_network(plan, load_data(own, plan)[2].y, own.folder)
     try:
         directory = _open_directory(own, plan)
         with directory.lock():
@@ -116,7 +116,7 @@ class _PeerRun:
         self.me = plan.agent(own.card.name)
         self.names = [card.name for card in plan.members]
         self.events = Events(directory.path / "events.jsonl")
-        network = build_network(plan, load_data(own, plan)[2].y)
+        network = build_network(plan, load_data(own, plan)[2].y, own.folder)
         self.transport = Transport(loop, own, plan, self.events, network.num_parameters)
         ledger = self._load_ledger()
         self.generation = start_generation(directory.path, ledger, self.events)

@@ -197,6 +197,13 @@ def count_features(settings: PublicSettings, shape: torch.Size, records: int) ->
     return min(settings.components or size, size, rows - 1) if settings.components else size
 
 
+def count_own_features(settings: PublicSettings, inputs: Inputs, records: int, backbone: nn.Module | None) -> int:
+    """Features of a record by a user's extractor whose projection is fitted on so many public records."""
+    extractor = build_map(settings, _shape(inputs), 0, backbone)[0]
+    size = _features_of(extractor, inputs, torch.arange(len(inputs))).shape[1]
+    return min(settings.components, size, records - 1) if settings.components else size
+
+
 def count_variants(records: int) -> int:
     """Variants of each public image: the fewer images, the more."""
     return min(MAX_VARIANTS, ENOUGH // records)

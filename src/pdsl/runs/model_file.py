@@ -15,6 +15,8 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from pdsl.data.scaling import Scaling
+from pdsl.models.architecture import build as build_layers
+from pdsl.models.architecture import parse as parse_layers
 from pdsl.models.zoo import MODELS, build_architecture
 from pdsl.public.features import MODEL as FROZEN
 from pdsl.public.features import load_map, split_frozen
@@ -69,7 +71,7 @@ def restore_initial_weights(module: nn.Module, stored: bytes | None) -> nn.Modul
 def describe_model(e: Experiment, module: nn.Module) -> JsonDict:
     """Everything that predictions need besides the weights, as plain values."""
     x, task, scaling = e.test[0], e.task, e.data.scaling
-    architecture = e.config.model.model_dump(mode="json", exclude_none=True)
+    architecture = e.config.model.model_dump(mode="json", exclude_none=True, exclude={"weights_path"})
     architecture |= {"class": import_path(type(module)) or type(module).__qualname__}
     return {
         "architecture": architecture,
@@ -115,17 +117,24 @@ def read_metadata(file: Path) -> JsonDict:
 
 def build_module(file: Path, metadata: JsonDict, given: nn.Module | None) -> nn.Module:
     """The module of a model file: built in, named by a path, or `given`; with the stored weights."""
-    if given is not None and (metadata.get("features") or {}).get("features") == FROZEN:
-        given = split_frozen(given)[1]
+    if (metadata.get("features") or {}).get("features") == FROZEN:
+        full = _full_layers(metadata) if given is None else given
+        given = None if full is None else split_frozen(full)[1]
     module = _architecture(file, metadata) if given is None else copy.deepcopy(given)
     load_weights(file, metadata, module)
     return module.eval()
 
 
+def _full_layers(metadata: JsonDict) -> nn.Module | None:
+    """The layers of a model that was given as data, its frozen first layers included; None for other models."""
+    layers = metadata["architecture"].get("layers")
+    return None if layers is None else build_layers(parse_layers(layers))
+
+
 def _architecture(file: Path, metadata: JsonDict) -> nn.Module:
     stored = {name: value for name, value in metadata["architecture"].items() if name != "class"}
     settings = ModelSettings.model_validate(stored)
-    if settings.name in MODELS or ":" in settings.name:
+    if settings.name in MODELS or settings.layers is not None or ":" in settings.name:
         count = metadata.get("feature_count")
         shape = torch.Size(metadata["shape"] or () if count is None else [count])
         return build_architecture(settings, shape, metadata["task"]["outputs"])
@@ -146,7 +155,8 @@ def read_features(file: Path, metadata: JsonDict, given: nn.Module | None) -> nn
         weights = load(path.read_bytes())
     except (OSError, SafetensorError) as e:
         raise PdslError(f"{path} is missing or damaged; copy it from where the run was made") from e
-    backbone = split_frozen(given)[0] if settings.features == FROZEN else None
+    full = _full_layers(metadata) if given is None else given
+    backbone = split_frozen(full)[0] if settings.features == FROZEN else None
     return load_map(settings, torch.zeros(1, *(metadata["shape"] or ())), weights, backbone)
 
 

@@ -29,6 +29,7 @@ from pdsl.privacy.seal import (
     settings_digest,
     software,
 )
+from pdsl.public.features import MODEL
 from pdsl.public.knowledge import PublicKnowledge, Records, apply_features, learn_features, start_from_public
 from pdsl.tasks import Loss, Metric, Task, build_task, infer_kind
 from pdsl.topology import Graph, Schedule, describe_schedule
@@ -209,6 +210,8 @@ def prepare(
     q_streams = streams if config.data.public_seed is None else Streams(config.data.public_seed)
     raw = data
     data, validation, test = standardise(data, *split_public(data, config.data.validation, q_streams), config.data)
+    if model is None and config.model.layers is not None and config.public.features == MODEL:
+        model = build_model(config.model, data.name, validation[0], 0, streams)  # its frozen layers are the features
     knowledge, model, data, validation, test = use_features(config, data, validation, test, model)
     if knowledge.features is not None or knowledge.scaling is not None:
         knowledge = replace(knowledge, raw=raw)
@@ -340,10 +343,10 @@ def make_seal(
     besides: str = "",
 ) -> RunSeal:
     """The seal of a run: digests of everything that shapes its messages. `besides`: further identification."""
-    paths = (*MAY_CHANGE, "data.path", "data.test_path", "graph.path")  # records and graph are sealed, not their paths
+    files = ("data.path", "data.test_path", "graph.path", "model.weights_path")  # their contents are sealed
     loss = network.task.loss
     code = code_digest([type(config.algorithm), *([] if loss is None else [loss])])
-    settings = settings_digest(config.as_dict(), paths) + code + besides
+    settings = settings_digest(config.as_dict(), (*MAY_CHANGE, *files)) + code + besides
     if config.algorithm.rates_need_rounds:
         settings += json.dumps(learning_rates)
     return RunSeal.of(
