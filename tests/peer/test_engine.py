@@ -11,7 +11,7 @@ from torch import Tensor
 from pdsl.peer.attendance import Attendance
 from pdsl.peer.engine import PeerEngine, max_honest_norm
 from pdsl.peer.messages import VECTOR, Answer
-from pdsl.peer.server import ServerState
+from pdsl.peer.state import ServerState
 from pdsl.settings import PrivacySettings
 from pdsl.topology import Graph, full, grid, ring, star
 

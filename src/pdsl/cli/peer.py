@@ -137,7 +137,7 @@ def pin(
             raise PdslError(f"{read.name} is not a neighbour of {own.card.name} in this plan; nothing was pinned")
         if trust_store.add(read):
             print(f"{read.name}: the pin file was damaged and now has only this certificate")
-        print(f"{read.name}: {read.fingerprint} is accepted after the next start of 'pdsl peer run'")
+        print(f"{read.name}: {read.fingerprint} is accepted from now on")
     if revoke is not None:
         revoked = trust_store.revoke(revoke)
         print(f"{revoked.name}: {revoked.fingerprint} is refused from now on")
@@ -159,7 +159,6 @@ def run(
     from pdsl.peer.identity import Identity
     from pdsl.peer.membership import load_plan
     from pdsl.peer.runner import run as run_peer
-    from pdsl.peer.stderr_monitor import monitor_stderr
     from pdsl.peer.transport import Loop
     from pdsl.runs.listeners import Progress
     from pdsl.settings import EngineSettings
@@ -168,9 +167,9 @@ def run(
     rounds = load_plan(own).config.rounds
     loop = Loop()
     try:
-        with monitor_stderr() as handshakes, Progress(_console(stderr=True), rounds) as progress:
+        with Progress(_console(stderr=True), rounds) as progress:
             engine = EngineSettings(device=device, workers=workers)
-            summary = run_peer(own, loop, listen, progress.on_round, engine, handshakes)
+            summary = run_peer(own, loop, listen, progress.on_round, engine)
     except KeyboardInterrupt:
         print(f"pdsl: interrupted; resume with: pdsl peer run {folder}", file=sys.stderr)
         raise SystemExit(130) from None

@@ -7,23 +7,28 @@ peers. In each case it is excluded from the round, and later rounds do not wait 
 """
 
 import asyncio
+import re
+import ssl
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from pdsl.peer import tls
 from pdsl.peer.attendance import Attendance, QuorumError, RollCallResult
+from pdsl.peer.connections import ConnectionPool, NoPinError
+from pdsl.peer.http1 import FAILED, Response
 from pdsl.peer.identity import Identity
+from pdsl.peer.listener import describe_failure
 from pdsl.peer.messages import MODEL_PHASE, Answer, Header, RefusedError, Request, decode, max_message_bytes, split
 from pdsl.peer.plan import TrainingPlan
-from pdsl.peer.server import SERVICE, ServerState
+from pdsl.peer.server import BAD_REQUEST, FORBIDDEN, OK
+from pdsl.peer.state import ServerState
 from pdsl.peer.status import Events
 from pdsl.peer.trust_store import TrustStore
 
 RETRY_DELAY = 0.1  # seconds between failed attempts
 POLL_DELAY = 0.01  # seconds before asking again after an answer "wait", which the server itself delays
+REASON = re.compile(rb"[A-Za-z0-9 .]{1,40}")  # of a refusal, in a neighbour's words
 MAX_DEADLINES = 10  # deadlines granted to a neighbour that reports that it is waiting
 
 
@@ -32,11 +37,10 @@ class Neighbour:
     """Connection to a neighbour, and its last known state."""
 
     name: str
+    pool: ConnectionPool
     state: str = "not contacted"
     at: tuple[int, bool] = (0, False)  # its round, and whether its roll call is open
     progress: float = 0.0  # time at which it last advanced or reported that it is waiting
-    channel: Any = None
-    pinned: list[str] = field(default_factory=list)  # certificates that the channel accepts
 
 
 class Client:
@@ -44,7 +48,6 @@ class Client:
 
     def __init__(
         self,
-        grpc: Any,
         own: Identity,
         plan: TrainingPlan,
         trust_store: TrustStore,
@@ -52,10 +55,11 @@ class Client:
         events: Events,
         d: int,
     ):
-        self._grpc, self._own, self._plan, self._d = grpc, own, plan, d
-        self._trust_store, self._state, self._events = trust_store, state, events
+        self._plan, self._d = plan, d
+        self._state, self._events = state, events
         self._me, self._timeouts = plan.agent(own.card.name), plan.timeouts
-        self.neighbours = {j: Neighbour(plan.members[j].name) for j in sorted(state.neighbours)}
+        cards = {j: plan.members[j] for j in sorted(state.neighbours)}
+        self.neighbours = {j: Neighbour(card.name, ConnectionPool(own, card, trust_store)) for j, card in cards.items()}
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -67,8 +71,7 @@ class Client:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for neighbour in self.neighbours.values():
-            if neighbour.channel is not None:
-                await neighbour.channel.close()
+            neighbour.pool.stop()
 
     async def _ping(self, j: int) -> None:
         """Ping a neighbour whenever there was no contact for a while."""
@@ -95,7 +98,7 @@ class Client:
     async def hello(self, j: int, t: int) -> Answer | None:
         """Ask j for its state in round t, 0 for a ping; None without a valid response."""
         try:
-            response = await self._call(j, "Hello", Request(self._plan.hash, t, 0).encode())
+            response = await self._call(j, "/hello", Request(self._plan.hash, t, 0).encode())
             if response is None:
                 return None
             return self._note_answer(j, Answer.decode(response, self._plan.hash))
@@ -103,60 +106,40 @@ class Client:
             self._events.log("refused", what="answer", of=self.neighbours[j].name, reason=e.reason)
             return None
 
-    async def _call(self, j: int, method: str, content: bytes) -> bytes | None:
-        """Response to one call; None if j is not connected, does not respond in time or rejects the call."""
-        codes = self._grpc.StatusCode
-        channel = await self._connect(j)
-        if channel is None:
-            return None
-        call = channel.unary_unary(f"/{SERVICE}/{method}")(content, timeout=self._timeouts.deadline)
-        task = asyncio.ensure_future(_await_response(call))
+    async def _call(self, j: int, path: str, content: bytes) -> bytes | None:
+        """Response to one request; None if j cannot be reached, does not respond in time or rejects the request."""
+        neighbour = self.neighbours[j]
+        task = asyncio.ensure_future(neighbour.pool.request(path, content, max_message_bytes(self._d) + 1))
+        began = time.monotonic()
         try:
             while not task.done():
                 await asyncio.wait({task}, timeout=self._timeouts.silence / 4)
-                if self._is_silent(j) and not task.done():
-                    await self._disconnect(j)
+                if not task.done() and (self._is_silent(j) or time.monotonic() - began > self._timeouts.deadline):
+                    neighbour.pool.close()  # a silent connection may stay dead after the network is back
                     return None
-            response: bytes = task.result()
-        except self._grpc.aio.AioRpcError as e:
-            if e.code() in (codes.PERMISSION_DENIED, codes.INVALID_ARGUMENT):
-                self.neighbours[j].state = f"rejects us: {str(e.details())[:40]}"
-                await asyncio.sleep(RETRY_DELAY)
-            elif e.code() == codes.RESOURCE_EXHAUSTED and "larger than max" in str(e.details()):
-                raise RefusedError("size") from None
-            else:
-                self.neighbours[j].state = "unreachable"
-            return None
-        except asyncio.CancelledError:
-            current = asyncio.current_task()
-            if current is None or current.cancelling():
-                raise
-            return None  # another call closed the channel
-        finally:
-            task.cancel()
-        self._state.record_contact(j)
-        return response
-
-    async def _connect(self, j: int) -> Any:
-        """Channel to j that accepts its current pins; None without pins, because then j is not trusted."""
-        neighbour, card = self.neighbours[j], self._plan.members[j]
-        pinned = self._trust_store.certificates(card.name)
-        if pinned != neighbour.pinned:
-            await self._disconnect(j)
-            neighbour.pinned = pinned
-        if not pinned:
+            response = task.result()
+        except NoPinError:
             neighbour.state = "no pin"
             return None
-        if neighbour.channel is None:
-            size = max_message_bytes(self._d) + 1
-            neighbour.channel = tls.open_channel(self._grpc, self._own, card.name, card.address, pinned, size)
-        return neighbour.channel
+        except FAILED as e:
+            neighbour.state = "unreachable"
+            if isinstance(e, ssl.SSLError):
+                self._events.log("refused", what="handshake", of=neighbour.name, reason=describe_failure(e))
+            return None
+        finally:
+            task.cancel()
+        return await self._check_status(j, response)
 
-    async def _disconnect(self, j: int) -> None:
-        """Close the channel to j, because a silent one may stay dead after the network is back."""
-        channel, self.neighbours[j].channel = self.neighbours[j].channel, None
-        if channel is not None:
-            await channel.close()
+    async def _check_status(self, j: int, response: Response) -> bytes | None:
+        if response.status in (BAD_REQUEST, FORBIDDEN):
+            reason = response.body.decode() if REASON.fullmatch(response.body) else "no reason"
+            self.neighbours[j].state = f"rejects us: {reason}"
+            await asyncio.sleep(RETRY_DELAY)
+            return None
+        if response.status != OK:
+            raise RefusedError("status")
+        self._state.record_contact(j)
+        return response.body
 
     def _note_answer(self, j: int, answer: Answer) -> Answer:
         neighbour = self.neighbours[j]
@@ -292,7 +275,7 @@ class Client:
         header = Header(self._plan.hash, t, phase, sender=j, receiver=self._me)
         while True:
             try:
-                response = await self._call(j, "Fetch", request)
+                response = await self._call(j, "/fetch", request)
                 if response is None:
                     if self._is_silent(j) or self._is_late(j, began):
                         self._exclude(j, "silent" if self._is_silent(j) else "late")
@@ -319,7 +302,7 @@ class Client:
 
     async def _fetch_model(self, j: int) -> Tensor | None:
         try:
-            response = await self._call(j, "Fetch", Request(self._plan.hash, 0, MODEL_PHASE).encode())
+            response = await self._call(j, "/fetch", Request(self._plan.hash, 0, MODEL_PHASE).encode())
             if response is None:
                 return None
             has_vector, rest = split(response)
@@ -337,8 +320,3 @@ class Client:
             if all(self._state.fetched_all(j) or self._is_silent(j) for j in self._state.present):
                 return
             await asyncio.sleep(RETRY_DELAY)
-
-
-async def _await_response(call: Any) -> bytes:
-    response: bytes = await call
-    return response

@@ -23,7 +23,6 @@ from pdsl.peer.membership import check_charge_marker, load_plan, read_charge_mar
 from pdsl.peer.noise_log import ConflictError, LoggedNoise, check_ledger, start_generation
 from pdsl.peer.plan import TrainingPlan
 from pdsl.peer.status import Events, Status, StatusWriter
-from pdsl.peer.stderr_monitor import HandshakeLog
 from pdsl.peer.transport import Loop, Transport
 from pdsl.privacy import Release
 from pdsl.privacy.statement import statement
@@ -60,12 +59,10 @@ def run(
     listen: str | None = None,
     on_round: OnRound = lambda row: None,
     engine: EngineSettings = EngineSettings(),  # noqa: B008  frozen
-    handshakes: HandshakeLog | None = None,
 ) -> JsonDict:
     """Train as this organisation until the last round of the plan. Returns the summary.
 
-    After an interruption of any kind, the same call resumes. `engine` is local and not part of the plan. Failed TLS
-    handshakes go from `handshakes` to the events of the run.
+    After an interruption of any kind, the same call resumes. `engine` is local and not part of the plan.
     """
     plan = load_plan(own)
     plan = replace(plan, config=plan.config.model_copy(update={"engine": engine}))
@@ -75,8 +72,6 @@ def run(
         directory = _open_directory(own, plan)
         with directory.lock():
             peer = _PeerRun(own, plan, loop, directory)
-            if handshakes is not None:
-                handshakes.events = peer.events
             return peer.train(listen, on_round)
     except OSError as e:
         raise PdslError(

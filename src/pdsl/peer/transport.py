@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from pdsl.peer import tls
 from pdsl.peer.attendance import RollCallResult
 from pdsl.peer.client import Client
+from pdsl.peer.http1 import FAILED
 from pdsl.peer.identity import PINS, Identity
 from pdsl.peer.messages import MODEL_PHASE, Header, encode
 from pdsl.peer.plan import TrainingPlan
-from pdsl.peer.server import Server, ServerState
+from pdsl.peer.server import Server
+from pdsl.peer.state import ServerState
 from pdsl.peer.status import Events, NeighbourStatus
 from pdsl.peer.trust_store import TrustStore
 
@@ -22,10 +23,11 @@ T = TypeVar("T")
 
 
 class Loop:
-    """An event loop in a thread. Several peers in one process share it, as gRPC requires."""
+    """An event loop in a thread, which several peers in one process can share."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_handle_error)
         self._thread = threading.Thread(target=self._loop.run_forever, name="pdsl peer", daemon=True)
         self._thread.start()
 
@@ -43,19 +45,24 @@ class Loop:
         self._thread.join(timeout=5)
 
 
+def _handle_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report a fault of the program. Failures of connections are not reported here, because callers can cause them."""
+    if not isinstance(context.get("exception"), FAILED):
+        loop.default_exception_handler(context)
+
+
 class Transport:
     """Server and client of one peer."""
 
     def __init__(self, loop: Loop, own: Identity, plan: TrainingPlan, events: Events, d: int):
         self._loop, self._own, self._plan = loop, own, plan
         self.me = plan.agent(own.card.name)
-        grpc = tls.load_grpc()
         trust_store = TrustStore(own.folder / PINS)
         patience = plan.timeouts.patience
         poll = min(1.0, plan.timeouts.silence / 8, patience / 4)
         self.state = ServerState(plan.hash, plan.neighbours(self.me), poll, patience)
-        self._server = Server(grpc, own, plan, trust_store, self.state, events)
-        self.client = Client(grpc, own, plan, trust_store, self.state, events, d)
+        self._server = Server(own, plan, trust_store, self.state, events)
+        self.client = Client(own, plan, trust_store, self.state, events, d)
 
     def start(self, listen: str | None = None) -> int:
         """Listen on an address, by default the card's, and connect. Returns the port."""
