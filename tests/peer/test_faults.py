@@ -62,11 +62,11 @@ def test_kill_stop_and_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     finally:
         for site in sites:
             site.signal(signal.SIGKILL)
-    assert [site.process.exitcode for site in sites] == [0, 0, 0, 0]
     for site in sites:
         summary = site.summary
         assert summary is not None and summary["rounds"] == ROUNDS and summary["epsilon"] <= summary["budget"]
-        assert ledger_matches_log(site) and summary["generation"] == 1
+        assert site.process.exitcode == (0 if summary["rounds_run"] == ROUNDS else 3)
+        assert ledger_matches_log(site) and summary["generation"] == (2 if site in (killed, filled) else 1)
         assert summary["accuracy"] > 0.6
     for site, rows in ((killed, before), (filled, kept)):  # a crash may lose the current round
         assert site.rows[: len(rows) - 1] == rows[:-1]
@@ -112,7 +112,7 @@ time_t time(time_t *t) {
     reason="needs a C compiler and Linux's LD_PRELOAD",
 )
 def test_a_clock_jump_of_ten_hours_changes_nothing(tmp_path: Path) -> None:
-    """The clock of the whole process jumps, for Python, gRPC and TLS. Timeouts use the monotonic clock."""
+    """The clock of the whole process jumps, for Python and TLS. Timeouts use the monotonic clock."""
     source, library, ahead = (tmp_path / name for name in ("clock.c", "clock.so", "ahead"))
     source.write_text(CLOCK)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
@@ -132,7 +132,8 @@ def test_a_clock_jump_of_ten_hours_changes_nothing(tmp_path: Path) -> None:
         until(lambda: len(jumping.rows) >= before + 5)
         ahead.unlink()
         assert process.wait(300) == 0
-        until(lambda: all(site.process.exitcode == 0 for site in others))
+        until(lambda: all(site.process.exitcode is not None for site in others))
+        assert all(site.process.exitcode == 0 for site in others)
         jumped = subprocess.run(
             [sys.executable, "-c", "import time; print(time.time())"],
             env={**own, "AHEAD_WHILE": str(library)},

@@ -220,11 +220,13 @@ def test_invalid_requests_are_refused_with_a_reason_and_change_nothing(hood: Hoo
     witness = tmp_path / "ran"
     cases = [
         (pickled(witness), "header"),
+        (b"{}", "protocol"),
         (b"", "header"),
         (b"[" * 900, "header"),
         (replace(good, plan=other_plan.hash).encode(), "plan"),
         (replace(good, round=-1).encode(), "round"),
         (replace(good, round=2**70).encode(), "round"),
+        (replace(good, round=ROUNDS + 2).encode(), "round"),
         (replace(good, phase=-2).encode(), "phase"),
     ]
     for content, reason in cases:

@@ -19,10 +19,13 @@ from pdsl.utils.format import format_epsilon
 
 if TYPE_CHECKING:
     from pdsl.peer.status import Status
+    from pdsl.utils.types import JsonDict
 
 app = typer.Typer(help="Train with other organisations, each on its own machine and its own data.")
 
 Folder = Annotated[Path, typer.Argument(help="Folder of this organisation.")]
+INCOMPLETE = 3  # exit code of a run with fewer rounds than planned
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Assignments = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, for example --set rounds=50.")
@@ -155,7 +158,10 @@ def run(
     workers: Annotated[int | None, typer.Option(min=1, help="Single-threaded workers; default: one per core.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Wait for the neighbours, train, and write this organisation's model, ledger and report to FOLDER/run."""
+    """Wait for the neighbours, train, and write this organisation's model, ledger and report to FOLDER/run.
+
+    The exit code is 0 if all rounds of the plan were run, and 3 if fewer were.
+    """
     from pdsl.peer.identity import Identity
     from pdsl.peer.membership import load_plan
     from pdsl.peer.runner import run as run_peer
@@ -177,7 +183,13 @@ def run(
         loop.close()
     if as_json:
         print(json.dumps(summary))
-        return
+    else:
+        _print_summary(summary, rounds)
+    if summary["rounds_run"] < rounds:
+        raise SystemExit(INCOMPLETE)
+
+
+def _print_summary(summary: "JsonDict", rounds: int) -> None:
     table = Table(show_header=False, title=f"{summary['name']}: {summary['rounds_run']} of {rounds} rounds")
     for label in (summary["metric"], "epsilon", "privacy", "neighbour_rounds_lost", "refused", "seconds"):
         table.add_row(label.replace("_", " "), f"{summary[label]}")

@@ -1,12 +1,14 @@
 """Client side of a peer: requests to neighbours, liveness, the roll call of a round, and the exchange of messages.
 
-A neighbour is *silent* after `silence` seconds without any response, pings included. It is *late* if it responds but
+A neighbour is *silent* after `silence` seconds without any response, pings included, and *unreachable* if its own calls
+arrive meanwhile. It is *late* if it responds but
 makes no progress for `deadline` seconds, not counting time in which it waits for another peer. It is *blocked* if it
 waits for a silent peer; it is then awaited for at most `patience` seconds, because otherwise one fault would stop all
 peers. In each case it is excluded from the round, and later rounds do not wait for it until it reaches them.
 """
 
 import asyncio
+import math
 import re
 import ssl
 import time
@@ -19,7 +21,18 @@ from pdsl.peer.connections import ConnectionPool, NoPinError
 from pdsl.peer.http1 import FAILED, Response
 from pdsl.peer.identity import Identity
 from pdsl.peer.listener import describe_failure
-from pdsl.peer.messages import MODEL_PHASE, Answer, Header, RefusedError, Request, decode, max_message_bytes, split
+from pdsl.peer.messages import (
+    MODEL_PHASE,
+    PROOF_BYTES,
+    Answer,
+    Header,
+    RefusedError,
+    Request,
+    decode,
+    max_message_bytes,
+    split,
+    split_proof,
+)
 from pdsl.peer.plan import TrainingPlan
 from pdsl.peer.server import BAD_REQUEST, FORBIDDEN, OK
 from pdsl.peer.state import ServerState
@@ -28,7 +41,9 @@ from pdsl.peer.trust_store import TrustStore
 
 RETRY_DELAY = 0.1  # seconds between failed attempts
 POLL_DELAY = 0.01  # seconds before asking again after an answer "wait", which the server itself delays
+GONE = ("silent", "unreachable", "cannot reach us", "late", "blocked")  # reasons not to wait in later rounds
 REASON = re.compile(rb"[A-Za-z0-9 .]{1,40}")  # of a refusal, in a neighbour's words
+SKIP_SHARE = 0.1  # of the plan's rounds, which one neighbour can make this peer skip by its word alone
 MAX_DEADLINES = 10  # deadlines granted to a neighbour that reports that it is waiting
 
 
@@ -39,6 +54,7 @@ class Neighbour:
     name: str
     pool: ConnectionPool
     state: str = "not contacted"
+    address: str = ""
     at: tuple[int, bool] = (0, False)  # its round, and whether its roll call is open
     progress: float = 0.0  # time at which it last advanced or reported that it is waiting
 
@@ -59,7 +75,13 @@ class Client:
         self._state, self._events = state, events
         self._me, self._timeouts = plan.agent(own.card.name), plan.timeouts
         cards = {j: plan.members[j] for j in sorted(state.neighbours)}
-        self.neighbours = {j: Neighbour(card.name, ConnectionPool(own, card, trust_store)) for j, card in cards.items()}
+        self.neighbours = {
+            j: Neighbour(card.name, ConnectionPool(own, card, trust_store), address=card.address)
+            for j, card in cards.items()
+        }
+        self._own_address = own.card.address
+        rounds = max(len(plan.members), math.ceil(SKIP_SHARE * plan.config.rounds))
+        self._skip_credit = dict.fromkeys(self.neighbours, rounds)
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -92,24 +114,28 @@ class Client:
                 self._state.waiting_since += pause
                 for j in self.neighbours:
                     self._state.last_contact[j] += pause
+                self._state.calls = {j: (a, b + pause) for j, (a, b) in self._state.calls.items()}
 
     # Single calls
 
     async def hello(self, j: int, t: int) -> Answer | None:
         """Ask j for its state in round t, 0 for a ping; None without a valid response."""
         try:
-            response = await self._call(j, "/hello", Request(self._plan.hash, t, 0).encode())
-            if response is None:
-                return None
-            return self._note_answer(j, Answer.decode(response, self._plan.hash))
+            response = await self._call(j, "/hello", self._request(j, t, 0))
+            return None if response is None else self._note_answer(j, response)
         except RefusedError as e:
             self._events.log("refused", what="answer", of=self.neighbours[j].name, reason=e.reason)
             return None
 
+    def _request(self, j: int, t: int, phase: int) -> bytes:
+        return Request(self._plan.hash, t, phase, self._state.receipts.held[j]).encode()
+
     async def _call(self, j: int, path: str, content: bytes) -> bytes | None:
         """Response to one request; None if j cannot be reached, does not respond in time or rejects the request."""
         neighbour = self.neighbours[j]
-        task = asyncio.ensure_future(neighbour.pool.request(path, content, max_message_bytes(self._d) + 1))
+        task = asyncio.ensure_future(
+            neighbour.pool.request(path, content, 1 + PROOF_BYTES + max_message_bytes(self._d))
+        )
         began = time.monotonic()
         try:
             while not task.done():
@@ -141,12 +167,15 @@ class Client:
         self._state.record_contact(j)
         return response.body
 
-    def _note_answer(self, j: int, answer: Answer) -> Answer:
-        neighbour = self.neighbours[j]
+    def _note_answer(self, j: int, content: bytes) -> Answer:
+        neighbour, answer = self.neighbours[j], Answer.decode(content, self._plan.hash, self._plan.config.rounds)
+        self._state.receipts.check(j, answer.served)
         if answer.waiting or (answer.round, answer.gathering) != neighbour.at:
             neighbour.progress = time.monotonic()
         neighbour.at = (answer.round, answer.gathering)
         neighbour.state = "here" if answer.state != "finished" else "finished"
+        if answer.state == "unreached":
+            neighbour.state = f"cannot reach us at {self._own_address}"
         return answer
 
     def _is_late(self, j: int, began: float) -> bool:
@@ -158,11 +187,15 @@ class Client:
         return answer.held and time.monotonic() - began > self._timeouts.patience
 
     def _is_silent(self, j: int) -> bool:
+        """Whether calls to j are not answered."""
         return time.monotonic() - self._state.last_contact[j] > self._timeouts.silence
+
+    def _describe_silence(self, j: int) -> str:
+        return f"unreachable at {self.neighbours[j].address}" if self._state.is_calling(j) else "silent"
 
     def _exclude(self, j: int, reason: str) -> None:
         """Exclude j from this round."""
-        if reason in ("silent", "late", "blocked"):
+        if reason.startswith(GONE):
             self._state.leave(j)
         self._state.drop(j)
         self._events.log("lost", who=self.neighbours[j].name, round=self._state.round, why=reason)
@@ -183,16 +216,16 @@ class Client:
             while True:
                 attendance.present |= state.arrived
                 attendance.pending -= attendance.present
-                if jump := attendance.jump_target(len(self.neighbours), self._plan.config.rounds):
+                rounds = self._plan.config.rounds
+                if jump := attendance.jump_target(len(self.neighbours), rounds, self._skip_credit):
+                    for j in jump.voices:
+                        self._skip_credit[j] -= jump.round - t
                     state.begin_round(())
-                    return RollCallResult(frozenset(), jump)
+                    return RollCallResult(frozenset(), jump.round)
                 if not attendance.pending and len(attendance.present) >= timeouts.quorum:
                     break
                 if time.monotonic() - began > timeouts.start and not attendance.pending:
-                    raise QuorumError(
-                        f"round {t}: {len(attendance.present)} neighbours present after {timeouts.start:g} s, but the"
-                        f" plan requires {timeouts.quorum}; run again when they are online"
-                    )
+                    raise QuorumError(self._describe_quorum(t, len(attendance.present)))
                 for caller in callers:
                     if caller.done():
                         caller.result()  # raises the error of a failed task
@@ -205,19 +238,35 @@ class Client:
         state.begin_round(attendance.present | state.arrived)
         return RollCallResult(state.present)
 
+    def _describe_quorum(self, t: int, present: int) -> str:
+        unreached = [n.name for n in self.neighbours.values() if n.state.startswith("cannot reach us")]
+        advice = "run again when they are online"
+        if unreached:
+            advice = f"{', '.join(unreached)} cannot reach you at {self._own_address}: open that port to them"
+        return (
+            f"round {t}: {present} neighbours present after {self._timeouts.start:g} s, but the plan requires"
+            f" {self._timeouts.quorum}; {advice}"
+        )
+
     async def _call_neighbour(self, j: int, t: int, attendance: Attendance) -> None:
         """Call one neighbour until it is present, also after the roll call has stopped waiting for it."""
-        patience = self._timeouts.start if t == 1 else self._timeouts.silence
+        silence = self._timeouts.silence
         began = time.monotonic()
         while j not in self._state.arrived:
             answer = await self.hello(j, t)
             if answer is None:
-                now = time.monotonic()
-                silent = now - max(began, self._state.last_contact[j]) > patience
+                now, first_call = time.monotonic(), self._state.calls.get(j, (0.0, 0.0))[0]
+                patience = self._timeouts.start if t == 1 and not first_call else silence
+                silent = now - max(began, self._state.last_contact[j], first_call) > patience
                 if j in attendance.pending and (silent or now - began > max(patience, self._timeouts.deadline)):
                     attendance.give_up(j)
-                    self._exclude(j, "silent" if silent else "late")
+                    self._exclude(j, self._describe_silence(j) if silent else "late")
                 await asyncio.sleep(RETRY_DELAY)
+            elif answer.state == "unreached":
+                if j in attendance.pending and time.monotonic() - began > silence:
+                    attendance.give_up(j)
+                    self._exclude(j, f"cannot reach us at {self._own_address}")
+                await asyncio.sleep(POLL_DELAY)
             elif answer.state == "here":
                 self._state.away.pop(j, None)
                 attendance.present.add(j)
@@ -271,21 +320,23 @@ class Client:
     async def _fetch(self, j: int, t: int, phase: int) -> Tensor | None:
         """Fetch the message of j, or exclude j from the round and return None."""
         began = time.monotonic()
-        request = Request(self._plan.hash, t, phase).encode()
         header = Header(self._plan.hash, t, phase, sender=j, receiver=self._me)
         while True:
             try:
-                response = await self._call(j, "/fetch", request)
+                response = await self._call(j, "/fetch", self._request(j, t, phase))
                 if response is None:
                     if self._is_silent(j) or self._is_late(j, began):
-                        self._exclude(j, "silent" if self._is_silent(j) else "late")
+                        self._exclude(j, self._describe_silence(j) if self._is_silent(j) else "late")
                         return None
                     await asyncio.sleep(RETRY_DELAY)
                     continue
                 has_vector, rest = split(response)
                 if has_vector:
-                    return decode(rest, header, self._d)
-                answer = self._note_answer(j, Answer.decode(rest, self._plan.hash))
+                    receipt, content = split_proof(rest)
+                    vector = decode(content, header, self._d)
+                    self._state.receipts.keep(j, receipt, t)
+                    return vector
+                answer = self._note_answer(j, rest)
             except RefusedError as e:
                 self._events.log("refused", what="message", of=self.neighbours[j].name, reason=e.reason)
                 self._exclude(j, f"refused: {e.reason}")
@@ -302,13 +353,14 @@ class Client:
 
     async def _fetch_model(self, j: int) -> Tensor | None:
         try:
-            response = await self._call(j, "/fetch", Request(self._plan.hash, 0, MODEL_PHASE).encode())
+            response = await self._call(j, "/fetch", self._request(j, 0, MODEL_PHASE))
             if response is None:
                 return None
             has_vector, rest = split(response)
             if not has_vector:
                 return None
-            return decode(rest, Header(self._plan.hash, 0, MODEL_PHASE, sender=j, receiver=j), self._d)
+            header = Header(self._plan.hash, 0, MODEL_PHASE, sender=j, receiver=j)
+            return decode(split_proof(rest)[1], header, self._d)
         except RefusedError as e:
             self._events.log("refused", what="model", of=self.neighbours[j].name, reason=e.reason)
             return None

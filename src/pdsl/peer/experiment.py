@@ -6,6 +6,7 @@ public.npz    x_validation, y_validation, x_test, y_test: the same for all membe
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -178,3 +179,14 @@ def build_experiment(
         public=knowledge,
         given=given,
     )
+
+
+def bind_key(e: Experiment, plan: TrainingPlan, me: int, key: bytes, generation: int) -> Experiment:
+    """The same experiment with noise and batches from another key."""
+    secret = SecretStreams(e.config.seed, key)
+    tensors = (e.data.x, e.data.y, *e.validation)
+    besides = f"{plan.hash}/{me}/{generation}"
+    seal = make_seal(e.config, secret, e.graph, e.network, e.mechanisms, e.learning_rates, tensors, besides)
+    streams = secret.bind(seal.context)
+    batches = Batches([len(part) for part in e.parts], e.config.batch, streams, plan.task.records)
+    return replace(e, streams=streams, batches=batches, seal=seal)

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from pdsl.peer.attendance import QuorumError
 from pdsl.peer.engine import PeerEngine, max_honest_norm
-from pdsl.peer.experiment import agreed_mechanisms, build_experiment, build_network, load_data
+from pdsl.peer.experiment import agreed_mechanisms, bind_key, build_experiment, build_network, load_data
 from pdsl.peer.identity import CHARGE_MARKER, RUN, Identity
 from pdsl.peer.ledger import PeerLedger
 from pdsl.peer.membership import check_charge_marker, load_plan, read_charge_marker, write_charge_marker
-from pdsl.peer.noise_log import ConflictError, LoggedNoise, check_ledger, start_generation
+from pdsl.peer.noise_log import ConflictError, Generation, Generations, LoggedNoise, check_ledger
 from pdsl.peer.plan import TrainingPlan
 from pdsl.peer.status import Events, Status, StatusWriter
 from pdsl.peer.transport import Loop, Transport
@@ -114,11 +114,12 @@ class _PeerRun:
         network = build_network(plan, load_data(own, plan)[2].y)
         self.transport = Transport(loop, own, plan, self.events, network.num_parameters)
         ledger = self._load_ledger()
-        self.generation = start_generation(directory.path, ledger, self.events)
-        number, key, _ = self.generation
+        self.generations = Generations(directory.path, ledger, self.events)
+        key, number = self.generations.key, self.generations.number
         self.e = build_experiment(
             own, plan, network, key, number, ledger.mechanism, lambda graph: PeerEngine(graph, self.transport)
         )
+        self.trainers: dict[int, Trainer] = {}  # by generation
         assert isinstance(self.e.engine, PeerEngine)
         self.engine: PeerEngine = self.e.engine
         privacy, batch = plan.config.privacy, plan.config.batch.size
@@ -188,11 +189,7 @@ class _PeerRun:
             if self.progress.state is not None:
                 self.transport.publish_model(self.progress.state.x[0])
             with Workers(self.plan.config.engine.workers) as workers:
-                noise = LoggedNoise(
-                    self.e.sigma, self.e.streams, workers, self.generation.log, sigma_scale=self.e.sigma_scale
-                )
-                trainer = replace(build_trainer(self.e, workers), noise=noise)
-                while self.progress.t <= rounds and (row := self._run_round(trainer, workers)) is not None:
+                while self.progress.t <= rounds and (row := self._run_round(workers)) is not None:
                     self.last_row = row
                     on_round(row)
             self.transport.finish()
@@ -200,9 +197,21 @@ class _PeerRun:
         finally:
             status.stop()
             self.transport.stop()
-            self.generation.log.close()
+            self.generations.close()
 
-    def _run_round(self, trainer: Trainer, workers: Workers) -> RoundRecord | None:
+    def _trainer(self, generation: Generation, workers: Workers) -> Trainer:
+        """The trainer with the key and the log of a generation."""
+        if generation.number not in self.trainers:
+            e = self.e
+            if generation.number != self.generations.number:
+                e = bind_key(e, self.plan, self.me, generation.key, generation.number)
+            noise = LoggedNoise(
+                e.sigma, e.streams, workers, generation.log, self.transport.note_release, sigma_scale=e.sigma_scale
+            )
+            self.trainers[generation.number] = replace(build_trainer(e, workers), noise=noise)
+        return self.trainers[generation.number]
+
+    def _run_round(self, workers: Workers) -> RoundRecord | None:
         """Run one round, or jump to the round of the neighbours; None if training ends here."""
         p = self.progress
         start = time.monotonic()
@@ -213,12 +222,14 @@ class _PeerRun:
                 raise
             self.stopped = f"{e}"
             return None
+        self._check_receipts()
         if jump is not None:
             return self._skip_to(jump, "the neighbours were ahead")
         if p.state is None:
             p.state = self._average_neighbours()
-        mark = self.generation.log.begin_round(p.t)
-        ledger = p.ledger.charge(p.t, self.generation.number, present, mark)
+        generation = self.generations.choose(p.t, present, p.ledger)
+        mark = generation.log.begin_round(p.t)
+        ledger = self.generations.refund(p.t, p.ledger).charge(p.t, generation.number, present, mark)
         if not ledger.within_budget:
             self.stopped = f"round {p.t} would exceed the budget of ε = {ledger.budget:g}"
             return None
@@ -230,6 +241,7 @@ class _PeerRun:
         try:
             charged = ledger.mechanism_with(present)
             declared = {self.me: Release(charged.messages, charged.steps)}
+            trainer = self._trainer(generation, workers)
             state, metrics = run_round(self.plan.config, p.state, trainer.round(p.t, declared=declared))
         except ConflictError as e:
             self.events.log("conflict", round=p.t, why=str(e))
@@ -249,12 +261,24 @@ class _PeerRun:
         self._commit(p.t, state, row)
         return row
 
+    def _check_receipts(self) -> None:
+        """Refuse an older copy of the folder: neighbours have proof of a round that the ledger or the log lacks."""
+        receipts, last = self.transport.receipts, self.progress.ledger.last_round
+        proven = receipts.proven_round
+        unknown = receipts.released_round == 0 < proven == last and not self.generations.has_vectors(last)
+        if proven > last or unknown:
+            raise PdslError(
+                f"{self.own.folder} is an older copy: neighbours have proof that {self.own.card.name} has sent messages"
+                f" of round {proven}, but its ledger ends before them; restore the newest copy"
+            )
+
     def _commit(self, t: int, state: State, row: RoundRecord) -> None:
         """Complete a round: first on disk, then in memory."""
         p = self.progress
         self.directory.append(row)
         self.directory.save(Checkpoint(t, state_tensors(state), time.monotonic() - self.began))
         self.directory.prune()
+        self.transport.receipts.save()
         self.transport.publish_model(state.x[0])
         self.progress = _Progress(t + 1, state, [*p.rows, row], p.ledger)
 
@@ -262,6 +286,8 @@ class _PeerRun:
         """Continue at a later round t. Returns the last row of the skipped rounds."""
         p = self.progress
         self.events.log("missed", first=p.t, last=t - 1, why=reason)
+        if t > self.plan.config.rounds:
+            self.stopped = f"rounds {p.t} to {t - 1} were skipped: {reason}"
         absent = [_absent_row(missed) for missed in range(p.t, t)]
         for row in absent:
             self.directory.append(row)
@@ -349,7 +375,7 @@ class _PeerRun:
             "name": self.own.card.name,
             "agent": self.me,
             "plan": self.plan.hash,
-            "generation": self.generation.number,
+            "generation": self.generations.number,
             "stopped": self.stopped,
             "refused": self.events.counts["refused"],
             "seconds": round(time.monotonic() - self.began, 3),

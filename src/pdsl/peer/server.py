@@ -93,10 +93,11 @@ class Server:
         if request.method != "POST" or request.path not in ("/hello", "/fetch"):
             return NOT_FOUND, b"path"
         try:
-            asked = Request.decode(request.body, self._plan.hash)
+            asked = Request.decode(request.body, self._plan.hash, self._plan.config.rounds)
         except RefusedError as e:
             self._refuse(j, e.reason)
             return BAD_REQUEST, e.reason.encode()
+        self._state.receipts.check(j, asked.served)
         if request.path == "/hello":
             return OK, (await self._state.hello(j, asked.round)).encode()
         return OK, await self._state.fetch(j, asked.round, asked.phase)

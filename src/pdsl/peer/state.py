@@ -4,7 +4,8 @@ Neighbours fetch messages; a peer never pushes them. A repeated request therefor
 can request what it lost, and no peer can fill the memory of another. The state is used on one event loop only.
 
 A round starts with a roll call. A neighbour takes part if a call in either direction is answered while both peers are
-in the roll call. Every other neighbour gets the answer "out" in this round, so both ends leave each other out.
+in the roll call, and if calls in both directions work: a neighbour that cannot be called cannot deliver. Every other
+neighbour gets the answer "out" in this round, so both ends leave each other out.
 """
 
 import asyncio
@@ -12,16 +13,27 @@ import time
 from collections.abc import Iterable
 
 from pdsl.peer.messages import ANSWER, MODEL_PHASE, VECTOR, Answer
+from pdsl.peer.receipts import Receipts
 
 
 class ServerState:
     """Round, attendance and published messages of one peer, and its answers."""
 
-    def __init__(self, plan: str, neighbours: Iterable[int], poll: float, patience: float):
+    def __init__(
+        self,
+        plan: str,
+        neighbours: Iterable[int],
+        receipts: Receipts,
+        poll: float,
+        patience: float,
+        silence: float,
+    ):
         self.plan = plan  # hash
+        self.receipts = receipts
         self.neighbours = frozenset(neighbours)
         self.poll = poll  # seconds for which an answer "wait" is delayed
         self.patience = patience  # seconds of silence of an awaited neighbour before this peer is blocked
+        self.silence = silence  # seconds after which an unanswered neighbour is not reached any more
         self.round = 0
         self.gathering = False  # the roll call is open
         self.finished = False
@@ -32,7 +44,9 @@ class ServerState:
         self.arrived: set[int] = set()  # neighbours that called during the roll call
         # Neighbours that are not awaited until they reach this round → their round when they got the answer "left".
         self.away: dict[int, int | None] = {}
-        self.last_contact: dict[int, float] = dict.fromkeys(self.neighbours, time.monotonic())
+        self.last_contact = dict.fromkeys(self.neighbours, time.monotonic())  # last answered call, or the start
+        self.answered: set[int] = set()  # neighbours that have answered a call
+        self.calls: dict[int, tuple[float, float]] = {}  # times of a neighbour's first and last call
         self.last_request: dict[int, int] = dict.fromkeys(self.neighbours, 0)  # round
         self.model: bytes | None = None  # for a neighbour that returns without a checkpoint
         self._messages: dict[tuple[int, int], bytes] = {}  # (phase, receiver)
@@ -74,9 +88,26 @@ class ServerState:
         """Report `waiting` from now on, and `blocked` while a neighbour in this set is silent."""
         self.waiting, self.awaited, self.waiting_since = True, neighbours, time.monotonic()
 
-    def record_contact(self, j: int, t: int = 0) -> None:
+    def record_contact(self, j: int) -> None:
+        """Note that j has answered a call."""
         self.last_contact[j] = time.monotonic()
+        if j not in self.answered:
+            self.answered.add(j)
+            self.notify()
+
+    def record_call(self, j: int, t: int) -> None:
+        """Note that j has called, in round t."""
+        now = time.monotonic()
+        self.calls[j] = self.calls.get(j, (now, now))[0], now
         self.last_request[j] = t or self.last_request[j]
+
+    def reaches(self, j: int) -> bool:
+        """Whether calls to j work."""
+        return j in self.answered and time.monotonic() - self.last_contact[j] <= self.silence
+
+    def is_calling(self, j: int) -> bool:
+        """Whether calls of j arrive."""
+        return j in self.calls and time.monotonic() - self.calls[j][1] <= self.silence
 
     def fetched_all(self, j: int) -> bool:
         """Whether j has fetched all messages to it of this round."""
@@ -84,23 +115,24 @@ class ServerState:
 
     async def hello(self, j: int, t: int) -> Answer:
         """Answer whether this peer is in round t with j; round 0 is a ping."""
-        self.record_contact(j, t)
-        if 0 < t >= self.round:
+        self.record_call(j, t)
+        if 0 < t >= self.round and self.reaches(j):
             self.away.pop(j, None)
         until = time.monotonic() + self.poll
         while t > 0:
             if self.finished:
-                return self._answer("finished")
+                return self._answer("finished", j)
             if t < self.round:
-                return self._answer("left" if self._has_left(j, t) else "ahead")
-            if t == self.round:
-                if self.gathering:
-                    self.arrived.add(j)
-                    self.notify()
-                return self._answer("here" if self.gathering or j in self.present else "out")
+                return self._answer("left" if self._has_left(j, t) else "ahead", j)
+            if t == self.round and not self.gathering:
+                return self._answer("here" if j in self.present else "out", j)
+            if t == self.round and self.reaches(j):
+                self.arrived.add(j)
+                self.notify()
+                return self._answer("here", j)
             if not await self.wait_for_change(until):
                 break
-        return self._answer("wait")
+        return self._answer("unreached" if 0 < t == self.round else "wait", j)
 
     def _has_left(self, j: int, t: int) -> bool:
         """Whether this peer continues without j, which is in round t.
@@ -116,38 +148,41 @@ class ServerState:
 
     async def fetch(self, j: int, t: int, phase: int) -> bytes:
         """Return the message to j of a phase of round t, or an Answer."""
-        self.record_contact(j, t)
+        self.record_call(j, t)
         if phase == MODEL_PHASE:
-            return self._encoded_answer("wait") if self.model is None else VECTOR + self.model
+            return (
+                self._encoded_answer("wait", j) if self.model is None else VECTOR + self.receipts.attach(j) + self.model
+            )
         until = time.monotonic() + self.poll
         while True:
             response = self._find_response(j, t, phase)
             if response is not None:
                 return response
             if not await self.wait_for_change(until):
-                return self._encoded_answer("wait")
+                return self._encoded_answer("wait", j)
 
     def _find_response(self, j: int, t: int, phase: int) -> bytes | None:
         """Look up the response to a fetch request; None if there is none yet."""
         current = t == self.round
         number, present, messages = (self.round, self.present, self._messages) if current else self._previous
         if t > self.round or (current and self.gathering):
-            return self._encoded_answer("finished") if self.finished else None
+            return self._encoded_answer("finished", j) if self.finished else None
         if t != number or (not current and (phase, j) not in messages):
-            return self._encoded_answer("ahead")
+            return self._encoded_answer("ahead", j)
         if j not in present:
-            return self._encoded_answer("out")
+            return self._encoded_answer("out", j)
         if (phase, j) not in messages:
             return None
         if current:
             self._fetched.add((phase, j))
-        return VECTOR + messages[phase, j]
+        return VECTOR + self.receipts.attach(j) + messages[phase, j]
 
-    def _answer(self, state: str) -> Answer:
-        return Answer(self.plan, state, self.round, self.gathering, self.waiting, self.blocked)
+    def _answer(self, state: str, j: int) -> Answer:
+        served = self.receipts.held[j]
+        return Answer(self.plan, state, self.round, self.gathering, self.waiting, self.blocked, served)
 
-    def _encoded_answer(self, state: str) -> bytes:
-        return ANSWER + self._answer(state).encode()
+    def _encoded_answer(self, state: str, j: int) -> bytes:
+        return ANSWER + self._answer(state, j).encode()
 
     @property
     def blocked(self) -> bool:

@@ -11,9 +11,11 @@ from torch import Tensor
 from pdsl.peer.attendance import RollCallResult
 from pdsl.peer.client import Client
 from pdsl.peer.http1 import FAILED
-from pdsl.peer.identity import PINS, Identity
+from pdsl.peer.identity import PINS, RUN, Identity
 from pdsl.peer.messages import MODEL_PHASE, Header, encode
 from pdsl.peer.plan import TrainingPlan
+from pdsl.peer.receipts import FILE as RECEIPTS
+from pdsl.peer.receipts import Receipts
 from pdsl.peer.server import Server
 from pdsl.peer.state import ServerState
 from pdsl.peer.status import Events, NeighbourStatus
@@ -60,7 +62,9 @@ class Transport:
         trust_store = TrustStore(own.folder / PINS)
         patience = plan.timeouts.patience
         poll = min(1.0, plan.timeouts.silence / 8, patience / 4)
-        self.state = ServerState(plan.hash, plan.neighbours(self.me), poll, patience)
+        neighbours = plan.neighbours(self.me)
+        self.receipts = Receipts(own.key, plan.hash, neighbours, own.folder / RUN / RECEIPTS)
+        self.state = ServerState(plan.hash, neighbours, self.receipts, poll, patience, plan.timeouts.silence)
         self._server = Server(own, plan, trust_store, self.state, events)
         self.client = Client(own, plan, trust_store, self.state, events, d)
 
@@ -92,6 +96,10 @@ class Transport:
         hash_ = self._plan.hash
         messages = {j: encode(Header(hash_, t, phase, sender=self.me, receiver=j), row) for j, row in rows.items()}
         return self._loop.run(self.client.exchange(t, phase, messages))
+
+    def note_release(self, t: int) -> None:
+        """Note that noisy vectors of round t can leave, for the receipts of neighbours."""
+        self.receipts.released_round = t
 
     def publish_model(self, x: Tensor) -> None:
         """Offer a model to neighbours that return without a checkpoint."""
@@ -125,7 +133,7 @@ class Transport:
                 state=neighbour.state,
                 in_round=j in state.present,
                 round=max(neighbour.at[0], state.last_request[j]),  # from its answers and its requests
-                heard_seconds_ago=round(now - state.last_contact[j], 1),
+                heard_seconds_ago=round(now - max(state.last_contact[j], state.calls.get(j, (0.0, 0.0))[1]), 1),
             )
             for j, neighbour in self.client.neighbours.items()
         ]
