@@ -125,6 +125,9 @@ class Echo:
         self.omega, self.offsets = torch.full((3,), 1 / 3, dtype=torch.float64), [0, 3]
         self.messages = self.bytes = self.bytes_between_processes = 0
 
+    def enter_round(self, t: int) -> None:
+        """Do nothing: there is one graph for all rounds."""
+
     def request(self, x: torch.Tensor, answer: Any) -> Any:
         from pdsl.engine.base import request_all
 

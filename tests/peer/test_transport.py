@@ -3,11 +3,9 @@
 import asyncio
 import socket
 import ssl
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -16,72 +14,17 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from pdsl.peer.connections import ConnectionPool
 from pdsl.peer.http1 import FAILED
 from pdsl.peer.identity import PINS, Identity, PeerInfo
-from pdsl.peer.membership import join
 from pdsl.peer.messages import Header, Request, encode
-from pdsl.peer.plan import Timeouts, TrainingPlan
+from pdsl.peer.plan import Timeouts
 from pdsl.peer.server import MAX_CONNECTIONS
-from pdsl.peer.status import Events
 from pdsl.peer.transport import Loop, Transport
 from pdsl.peer.trust_store import TrustStore
-from tests.helpers.organisations import make_organisations, make_plan, pickled
+from tests.helpers.hood import QUICK, ROUNDS, D, Hood, call, exchange, row, run_hood, run_rounds, until
+from tests.helpers.organisations import make_plan, pickled
 
 pytestmark = pytest.mark.peer
-
-D, ROUNDS = 6, 40
-QUICK = Timeouts(silence=1.5, deadline=3.0, start=2.0)
-
-
-@dataclass
-class Hood:
-    """Running peers in one process."""
-
-    loop: Loop
-    members: list[Identity]
-    plan: TrainingPlan
-    peers: list[Transport]
-    events: list[Events]
-
-    def together(self, function: Any) -> list[Any]:
-        """Call function(peer) for all peers at once."""
-        with ThreadPoolExecutor(len(self.peers)) as pool:
-            return list(pool.map(function, self.peers))
-
-    def refusals(self, i: int) -> list[str]:
-        return [str(event["reason"]) for event in self.events[i].read() if event["event"] == "refused"]
-
-    def state(self, i: int) -> Any:
-        state = self.peers[i].state
-        return state.round, state.gathering, state.present, dict(state._messages), set(state.arrived), set(state.away)
-
-    def call(self, by: Identity, content: bytes, path: str = "/hello", at: int = 0) -> Any:
-        """Call peer `at` with the certificate of `by`. Returns the content of the response or its status."""
-        return self.loop.run(_call(by, self.members[at].card, content, path))
-
-
-class Pins(TrustStore):
-    """Trust store of a test caller that accepts the certificate of one card."""
-
-    def __init__(self, certificate: str):
-        super().__init__(Path())
-        object.__setattr__(self, "certificate", certificate)
-
-    def accepted(self, name: str) -> tuple[str, ...]:
-        return (self.certificate,)  # type: ignore[attr-defined]
-
-
-async def _call(by: Identity, card: PeerInfo, content: bytes, path: str) -> Any:
-    """Content of the response, (status, reason), or the error of the connection."""
-    pool = ConnectionPool(by, card, Pins(card.certificate))
-    try:
-        status, body = await asyncio.wait_for(pool.request(path, content, 10**6), 3)
-    except FAILED as e:
-        return e
-    finally:
-        pool.close()
-    return body if status == 200 else (status, body.decode())
 
 
 @pytest.fixture(scope="module")
@@ -91,35 +34,10 @@ def loop() -> Iterator[Loop]:
     made.close()
 
 
-@contextmanager
-def run_hood(folder: Path, loop: Loop, count: int, timeouts: Timeouts) -> Iterator[Hood]:
-    members = make_organisations(folder, count)
-    plan = make_plan(members, timeouts=timeouts, rounds=ROUNDS)
-    events = [Events(member.folder / "events.jsonl") for member in members]
-    for member in members:
-        join(member, plan)
-    peers = [Transport(loop, member, plan, log, D) for member, log in zip(members, events, strict=True)]
-    for peer in peers:
-        peer.start()
-    try:
-        yield Hood(loop, members, plan, peers, events)
-    finally:
-        for peer in peers:
-            peer.stop()
-
-
 @pytest.fixture
 def hood(tmp_path: Path, loop: Loop) -> Iterator[Hood]:
     with run_hood(tmp_path, loop, 3, QUICK) as made:
         yield made
-
-
-def row(peer: Transport) -> torch.Tensor:
-    return torch.full((D,), float(peer.me + 1))
-
-
-def exchange(t: int, phase: int) -> Any:
-    return lambda peer: peer.exchange(t, phase, dict.fromkeys(peer.state.present, row(peer)))
 
 
 def test_exchange_between_all_peers(hood: Hood) -> None:
@@ -192,7 +110,7 @@ def serve_once(context: ssl.SSLContext, own: Identity, callee: PeerInfo, loop: L
 
         served = pool.submit(serve)
         card = replace(callee, address=f"127.0.0.1:{listener.getsockname()[1]}")
-        return loop.run(_call(own, card, b"", "/hello")), served.result(5)
+        return loop.run(call(own, card, b"", "/hello")), served.result(5)
 
 
 def test_a_client_refuses_tls_1_2(hood: Hood) -> None:
@@ -207,9 +125,9 @@ def test_a_client_refuses_tls_1_2(hood: Hood) -> None:
 def test_a_client_accepts_only_the_pin_of_its_callee(hood: Hood) -> None:
     own, ben, cleo = hood.members
     content = Request(hood.plan.hash, 0, 0).encode()
-    assert isinstance(hood.loop.run(_call(own, cleo.card, content, "/hello")), bytes)
+    assert isinstance(hood.loop.run(call(own, cleo.card, content, "/hello")), bytes)
     for card in (replace(ben.card, address=cleo.card.address), replace(cleo.card, name="ben")):  # cleo listens
-        assert isinstance(hood.loop.run(_call(own, card, content, "/hello")), ssl.SSLError)
+        assert isinstance(hood.loop.run(call(own, card, content, "/hello")), ssl.SSLError)
 
 
 def test_invalid_requests_are_refused_with_a_reason_and_change_nothing(hood: Hood, tmp_path: Path) -> None:
@@ -330,21 +248,6 @@ def test_a_silent_neighbour_is_skipped_and_rejoins(hood: Hood) -> None:
         assert back.result().present == {0, 1}
 
 
-def run_rounds(peer: Transport, end: Event) -> list[tuple[float, frozenset[int]]]:
-    """Run rounds of two phases until `end` or the last round. Returns the duration and the neighbours of each."""
-    found, t = [], 1
-    while t <= ROUNDS and not end.is_set():
-        began = time.monotonic()
-        present, jump = peer.roll_call(t)
-        for phase in range(0 if jump else 2):
-            peer.exchange(t, phase, dict.fromkeys(peer.state.present, row(peer)))
-        found.append((time.monotonic() - began, present))
-        t = jump or t + 1
-        time.sleep(0.1)
-    peer.finish()
-    return found
-
-
 def test_a_silent_peer_delays_only_its_neighbours(tmp_path: Path, loop: Loop) -> None:
     """Ring of six: when the first peer falls silent, only the second and the sixth wait for `silence` seconds."""
     silence = 2.5
@@ -366,13 +269,6 @@ def test_a_silent_peer_delays_only_its_neighbours(tmp_path: Path, loop: Loop) ->
     assert {(e["who"], e["why"]) for e in hood.events[2].read() if e["event"] == "lost"} == {("ben", "blocked")}
 
 
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_the_quorum_is_required(hood: Hood) -> None:
     hood.together(lambda peer: peer.roll_call(1))
     for peer in hood.peers[1:]:
@@ -387,7 +283,7 @@ def test_connections_per_neighbour_are_limited(hood: Hood) -> None:
     async def many() -> list[Any]:
         card = hood.members[0].card
         content = Request(hood.plan.hash, 99, 0).encode()  # the answer is delayed
-        return await asyncio.gather(*(_call(hood.members[1], card, content, "/hello") for _ in range(60)))
+        return await asyncio.gather(*(call(hood.members[1], card, content, "/hello") for _ in range(60)))
 
     hood.peers[0].state.poll = 2.5
     answers = hood.loop.run(many())

@@ -130,7 +130,7 @@ class Answer:
 
     here       the caller takes part in this round
     wait       the peer has not reached this round yet
-    unreached  the peer is in this round, but its calls to the caller fail
+    unreached  the peer has reached this round, but its calls to the caller fail
     out        the peer runs this round without the caller
     ahead      the peer has completed this round
     left       the peer has completed this round and no longer waits for the caller

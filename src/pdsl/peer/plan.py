@@ -1,7 +1,8 @@
 """The training plan: all settings that peers must agree on, in one file that can be sent by mail.
 
 The plan contains no secrets. Every message carries its hash, which covers all of it, so a peer with a different plan is
-rejected even if a single digit differs. Members compare the hash by reading it aloud.
+rejected even if a single digit differs. Members compare the hash by reading it aloud. The hash is that of the values as
+they were written, so a later version of pdsl with more settings reads the same plan with the same hash.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ import torch
 from pydantic import Field, PositiveInt, ValidationError
 from torch import Tensor
 
-from pdsl import topology
+from pdsl import __version__, topology
 from pdsl.algorithms import ALGORITHMS, PDSL
 from pdsl.algorithms.schedule import AUTO
 from pdsl.config import Config, load, validate
@@ -30,10 +31,11 @@ from pdsl.settings import AttackSettings
 from pdsl.tasks import Task, build_task
 from pdsl.topology import Graph
 from pdsl.utils.errors import PdslError
+from pdsl.utils.format import printable
 from pdsl.utils.random import Streams
 from pdsl.utils.types import JsonDict
 
-FORMAT = 7
+FORMAT = 8
 MAX_MEMBERS = 1000
 MAX_RECORD_SIZE = 10**8  # numbers in a record
 LOCAL = ("data", "partition", "engine")  # sections that each organisation sets for itself
@@ -72,14 +74,18 @@ class TrainingPlan:
     task: TaskDescription
     timeouts: Timeouts
     members: tuple[PeerInfo, ...]
+    written: str = ""  # canonical JSON of the plan as its author wrote it; empty: made now, by this version
 
     def __post_init__(self) -> None:
         _check(self)
+        if not self.written:
+            object.__setattr__(self, "written", _canonical(self.as_dict()))
 
     def as_dict(self) -> JsonDict:
         config = {name: value for name, value in self.config.as_dict().items() if name not in LOCAL}
         return {
             "format": FORMAT,
+            "pdsl": __version__,
             "task": self.task.model_dump(mode="json"),
             "timeouts": self.timeouts.model_dump(mode="json"),
             "config": config,
@@ -88,9 +94,8 @@ class TrainingPlan:
 
     @cached_property  # compared with every request
     def hash(self) -> str:
-        """SHA-256 of all values in canonical JSON, independent of the layout of the file."""
-        canonical = json.dumps(self.as_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        """SHA-256 of all values as written, in canonical JSON, independent of the layout of the file."""
+        return hashlib.sha256(self.written.encode()).hexdigest()
 
     @cached_property
     def graph(self) -> Graph:
@@ -122,7 +127,7 @@ class TrainingPlan:
         return [int(j) for j in self.graph.neighbourhood(agent) if j != agent]
 
     def to_toml(self) -> str:
-        return tomli_w.dumps({"hash": self.hash, **self.as_dict()}, multiline_strings=True)
+        return tomli_w.dumps({"hash": self.hash, **json.loads(self.written)}, multiline_strings=True)
 
     @classmethod
     def read(cls, path: Path) -> "TrainingPlan":
@@ -135,14 +140,27 @@ class TrainingPlan:
     @classmethod
     def from_values(cls, values: JsonDict, where: str) -> "TrainingPlan":
         """Validate an untrusted plan; PdslError if any part of it is invalid, its hash included."""
-        expected = {"hash", "format", "task", "timeouts", "config", "member"}
-        if set(values) != expected:
-            raise PdslError(f"{where}: a plan has exactly {', '.join(sorted(expected))}; request the plan again")
-        if values["format"] != FORMAT:
+        expected = {"hash", "format", "pdsl", "task", "timeouts", "config", "member"}
+        if values.get("format") != FORMAT:
             raise PdslError(
-                f"{where}: plan format {values['format']!r:.20}, but this version of pdsl reads format {FORMAT};"
+                f"{where}: plan format {values.get('format')!r:.20}, but this version of pdsl reads format {FORMAT};"
                 " use the same version as the plan's author"
             )
+        if set(values) != expected:
+            raise PdslError(f"{where}: a plan has exactly {', '.join(sorted(expected))}; request the plan again")
+        written = _canonical({name: value for name, value in values.items() if name != "hash"}, where)
+        if hashlib.sha256(written.encode()).hexdigest() != values["hash"]:
+            raise PdslError(f"{where}: its hash does not match its content: changed or damaged; request the plan again")
+        try:
+            return cls._validate(values, where, written)
+        except PdslError as e:
+            if values["pdsl"] == __version__:
+                raise
+            made = printable(str(values["pdsl"]), 20)
+            raise PdslError(f"{e} (the plan was made by pdsl {made}, and this is {__version__})") from e
+
+    @classmethod
+    def _validate(cls, values: JsonDict, where: str, written: str) -> "TrainingPlan":
         member, config = values["member"], values["config"]
         if not isinstance(member, list) or not 2 <= len(member) <= MAX_MEMBERS or not isinstance(config, dict):
             raise PdslError(f"{where}: no list of 2 to {MAX_MEMBERS} members, or no config; request the plan again")
@@ -155,10 +173,14 @@ class TrainingPlan:
         cards = tuple(PeerInfo.from_values(values, f"{where}: member {i}") for i, values in enumerate(member))
         task = validate_section(TaskDescription, "task", values["task"], where)
         timeouts = validate_section(Timeouts, "timeouts", values["timeouts"], where)
-        plan = cls(validate(config, where), task, timeouts, cards)
-        if plan.hash != values["hash"]:
-            raise PdslError(f"{where}: its hash does not match its content: changed or damaged; request the plan again")
-        return plan
+        return cls(validate(config, where), task, timeouts, cards, written)
+
+
+def _canonical(values: JsonDict, where: str = "plan") -> str:
+    try:
+        return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as e:  # dates, infinite numbers, too deep
+        raise PdslError(f"{where}: a value that no plan has ({e}); request the plan again") from e
 
 
 def format_hash(digest: str) -> str:

@@ -122,17 +122,21 @@ class ServerState:
         while t > 0:
             if self.finished:
                 return self._answer("finished", j)
-            if t < self.round:
-                return self._answer("left" if self._has_left(j, t) else "ahead", j)
-            if t == self.round and not self.gathering:
-                return self._answer("here" if j in self.present else "out", j)
-            if t == self.round and self.reaches(j):
-                self.arrived.add(j)
-                self.notify()
-                return self._answer("here", j)
+            if t <= self.round and self.reaches(j):
+                return self._answer_call(j, t)
             if not await self.wait_for_change(until):
                 break
-        return self._answer("unreached" if 0 < t == self.round else "wait", j)
+        return self._answer("unreached" if 0 < t <= self.round else "wait", j)
+
+    def _answer_call(self, j: int, t: int) -> Answer:
+        """Answer to a call in this round or an earlier one."""
+        if t < self.round:
+            return self._answer("left" if self._has_left(j, t) else "ahead", j)
+        if self.gathering:
+            self.arrived.add(j)
+            self.notify()
+            return self._answer("here", j)
+        return self._answer("here" if j in self.present else "out", j)
 
     def _has_left(self, j: int, t: int) -> bool:
         """Whether this peer continues without j, which is in round t.
