@@ -77,9 +77,9 @@ async def call(by: Identity, card: PeerInfo, content: bytes, path: str) -> Any:
 
 
 @contextmanager
-def run_hood(folder: Path, loop: Loop, count: int, timeouts: Timeouts) -> Iterator[Hood]:
+def run_hood(folder: Path, loop: Loop, count: int, timeouts: Timeouts, **settings: Any) -> Iterator[Hood]:
     members = make_organisations(folder, count)
-    plan = make_plan(members, timeouts=timeouts, rounds=ROUNDS)
+    plan = make_plan(members, timeouts=timeouts, rounds=ROUNDS, **settings)
     events = [Events(member.folder / "events.jsonl") for member in members]
     for member in members:
         join(member, plan)

@@ -75,6 +75,39 @@ def test_kill_stop_and_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert any(len(row.get("present", ())) == 1 for row in neighbour.rows)
 
 
+def test_sigterm_ends_a_peer_within_five_seconds_and_neighbours_do_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    silence = 60.0
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(3)]
+    create_organisations(tmp_path, addresses, QUICK, {"silence": silence, "deadline": 120.0, "start": 120.0})
+    context = forkserver()
+    ended, *others = sites = [Site(tmp_path / f"org-{i}", None, context) for i in range(3)]
+    try:
+        for site in sites:
+            site.start()
+        until(lambda: len(ended.rows) >= 4)
+        began = time.monotonic()
+        ended.signal(signal.SIGTERM)
+        until(lambda: ended.process.exitcode is not None)
+        assert time.monotonic() - began < 5
+        assert ended.process.exitcode == 128 + signal.SIGTERM
+        assert "resume with: pdsl peer run" in (ended.folder / "process.log").read_text()
+        at = len(ended.rows)
+        until(lambda: all(len(site.rows) >= min(ROUNDS, at + 4) for site in others))
+        assert time.monotonic() - began < silence / 2
+        ended.start()
+        until(lambda: all(site.process.exitcode is not None for site in sites))
+    finally:
+        for site in sites:
+            site.signal(signal.SIGKILL)
+    for site in others:
+        assert [event["who"] for event in site.events if event["event"] == "goodbye"] == [ended.folder.name]
+    for site in sites:
+        assert site.process.exitcode in (0, 3) and ledger_matches_log(site)
+
+
 CLOCK = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -260,7 +260,7 @@ def test_a_neighbour_cannot_forge_a_receipt(hood: Hood) -> None:
     ada.check(1, ben.held[0]._replace(round=7))
     ben.check(0, ben.held[0])  # of another peer
     assert ada.proven_round == ben.proven_round == 0
-    hood.loop.run(hood.peers[1].client.hello(0, 0))
+    hood.loop.run(hood.peers[1].calls.hello(0, 0))
     assert ada.proven_round == 1
 
 

@@ -220,7 +220,7 @@ def test_revocation_is_immediate_and_rotation_needs_no_pause(hood: Hood) -> None
     pins.revoke(ben.card.fingerprint)
     assert isinstance(hood.call(ben, hello), FAILED)
     assert "TLS: self-signed certificate" in hood.refusals(0)
-    client = hood.peers[0].client
+    client = hood.peers[0].calls
     assert hood.loop.run(client.hello(1, 0)) is None  # and ada does not call ben either
     assert client.neighbours[1].state == "no pin" and not client.neighbours[1].pool.is_open
     old, new = ben.card, Identity.renew(ben.folder)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from pdsl.cli.common import INTERRUPTED
 from pdsl.utils.errors import PdslError
 from pdsl.utils.format import format_epsilon
 
@@ -160,8 +161,26 @@ def run(
 ) -> None:
     """Wait for the neighbours, train, and write this organisation's model, ledger and report to FOLDER/run.
 
-    The exit code is 0 if all rounds of the plan were run, and 3 if fewer were.
+    The exit code is 0 if all rounds of the plan were run, 3 if fewer were, and 130 or 143 after Ctrl-C or SIGTERM.
     """
+    from pdsl.peer.termination import EXIT_CODE, TerminatedError, handle_sigterm
+
+    try:
+        with handle_sigterm():
+            summary, rounds = _run_peer(folder, listen, device, workers)
+    except KeyboardInterrupt as e:
+        print(f"pdsl: interrupted; resume with: pdsl peer run {folder}", file=sys.stderr)
+        raise SystemExit(EXIT_CODE if isinstance(e, TerminatedError) else INTERRUPTED) from None
+    if as_json:
+        print(json.dumps(summary))
+    else:
+        _print_summary(summary, rounds)
+    if summary["rounds_run"] < rounds:
+        raise SystemExit(INCOMPLETE)
+
+
+def _run_peer(folder: Path, listen: str | None, device: str, workers: int | None) -> "tuple[JsonDict, int]":
+    """Run until the last round. Returns the summary and the number of planned rounds."""
     from pdsl.peer.identity import Identity
     from pdsl.peer.membership import load_plan
     from pdsl.peer.runner import run as run_peer
@@ -175,18 +194,9 @@ def run(
     try:
         with Progress(_console(stderr=True), rounds) as progress:
             engine = EngineSettings(device=device, workers=workers)
-            summary = run_peer(own, loop, listen, progress.on_round, engine)
-    except KeyboardInterrupt:
-        print(f"pdsl: interrupted; resume with: pdsl peer run {folder}", file=sys.stderr)
-        raise SystemExit(130) from None
+            return run_peer(own, loop, listen, progress.on_round, engine), rounds
     finally:
         loop.close()
-    if as_json:
-        print(json.dumps(summary))
-    else:
-        _print_summary(summary, rounds)
-    if summary["rounds_run"] < rounds:
-        raise SystemExit(INCOMPLETE)
 
 
 def _print_summary(summary: "JsonDict", rounds: int) -> None:

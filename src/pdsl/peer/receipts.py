@@ -9,10 +9,11 @@ with it.
 import hashlib
 import hmac
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from pdsl.peer.messages import HASH, Receipt
+from pdsl.utils.errors import PdslError
 from pdsl.utils.files import write_whole
 
 FILE = "receipts.json"
@@ -62,3 +63,17 @@ class Receipts:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return {}
         return {j: r for j, r in found.items() if j in self.held and HASH.fullmatch(r.proof)}
+
+
+def check_copy(folder: Path, receipts: Receipts, last: int, has_vectors: Callable[[int], bool]) -> None:
+    """Refuse an older copy of a folder.
+
+    `last` is the last charged round, and `has_vectors` tells whether an earlier process has logged vectors of a round.
+    """
+    proven = receipts.proven_round
+    unknown = receipts.released_round == 0 < proven == last and not has_vectors(last)
+    if proven > last or unknown:
+        raise PdslError(
+            f"{folder} is an older copy: neighbours have proof that messages of round {proven} were sent from a newer"
+            " one, and its ledger lacks them; restore the newest copy"
+        )

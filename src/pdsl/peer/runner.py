@@ -16,13 +16,15 @@ from torch import Tensor
 
 from pdsl.peer.attendance import QuorumError
 from pdsl.peer.engine import PeerEngine, max_honest_norm
-from pdsl.peer.experiment import agreed_mechanisms, bind_key, build_experiment, build_network, load_data
+from pdsl.peer.experiment import agreed_mechanisms, build_experiment, build_network, load_data
 from pdsl.peer.identity import CHARGE_MARKER, RUN, Identity
 from pdsl.peer.ledger import PeerLedger
 from pdsl.peer.membership import check_charge_marker, load_plan, read_charge_marker, write_charge_marker
-from pdsl.peer.noise_log import ConflictError, Generation, Generations, LoggedNoise, check_ledger
+from pdsl.peer.noise_log import ConflictError, Generations, check_ledger
 from pdsl.peer.plan import TrainingPlan
+from pdsl.peer.receipts import check_copy
 from pdsl.peer.status import Events, Status, StatusWriter
+from pdsl.peer.trainers import Trainers
 from pdsl.peer.transport import Loop, Transport
 from pdsl.privacy import Release
 from pdsl.privacy.statement import statement
@@ -37,8 +39,6 @@ from pdsl.training.experiment import check_device
 from pdsl.training.records import RoundRecord
 from pdsl.training.trainer import (
     State,
-    Trainer,
-    build_trainer,
     initial_state,
     make_state,
     restore_state,
@@ -119,7 +119,7 @@ class _PeerRun:
         self.e = build_experiment(
             own, plan, network, key, number, ledger.mechanism, lambda graph: PeerEngine(graph, self.transport)
         )
-        self.trainers: dict[int, Trainer] = {}  # by generation
+        self.trainers = Trainers(self.e, plan, self.me, number, self.transport.note_release)
         assert isinstance(self.e.engine, PeerEngine)
         self.engine: PeerEngine = self.e.engine
         privacy, batch = plan.config.privacy, plan.config.batch.size
@@ -188,7 +188,7 @@ class _PeerRun:
         try:
             if self.progress.state is not None:
                 self.transport.publish_model(self.progress.state.x[0])
-            with Workers(self.plan.config.engine.workers) as workers:
+            with Workers(self.plan.config.engine.workers) as workers, self.transport.goodbye_on_interrupt():
                 while self.progress.t <= rounds and (row := self._run_round(workers)) is not None:
                     self.last_row = row
                     on_round(row)
@@ -198,18 +198,6 @@ class _PeerRun:
             status.stop()
             self.transport.stop()
             self.generations.close()
-
-    def _trainer(self, generation: Generation, workers: Workers) -> Trainer:
-        """The trainer with the key and the log of a generation."""
-        if generation.number not in self.trainers:
-            e = self.e
-            if generation.number != self.generations.number:
-                e = bind_key(e, self.plan, self.me, generation.key, generation.number)
-            noise = LoggedNoise(
-                e.sigma, e.streams, workers, generation.log, self.transport.note_release, sigma_scale=e.sigma_scale
-            )
-            self.trainers[generation.number] = replace(build_trainer(e, workers), noise=noise)
-        return self.trainers[generation.number]
 
     def _run_round(self, workers: Workers) -> RoundRecord | None:
         """Run one round, or jump to the round of the neighbours; None if training ends here."""
@@ -222,7 +210,7 @@ class _PeerRun:
                 raise
             self.stopped = f"{e}"
             return None
-        self._check_receipts()
+        check_copy(self.own.folder, self.transport.receipts, p.ledger.last_round, self.generations.has_vectors)
         if jump is not None:
             return self._skip_to(jump, "the neighbours were ahead")
         if p.state is None:
@@ -241,7 +229,7 @@ class _PeerRun:
         try:
             charged = ledger.mechanism_with(present)
             declared = {self.me: Release(charged.messages, charged.steps)}
-            trainer = self._trainer(generation, workers)
+            trainer = self.trainers.get(generation, workers)
             state, metrics = run_round(self.plan.config, p.state, trainer.round(p.t, declared=declared))
         except ConflictError as e:
             self.events.log("conflict", round=p.t, why=str(e))
@@ -260,17 +248,6 @@ class _PeerRun:
             self.events.log("shortened", round=p.t, who=self.names[j])
         self._commit(p.t, state, row)
         return row
-
-    def _check_receipts(self) -> None:
-        """Refuse an older copy of the folder: neighbours have proof of a round that the ledger or the log lacks."""
-        receipts, last = self.transport.receipts, self.progress.ledger.last_round
-        proven = receipts.proven_round
-        unknown = receipts.released_round == 0 < proven == last and not self.generations.has_vectors(last)
-        if proven > last or unknown:
-            raise PdslError(
-                f"{self.own.folder} is an older copy: neighbours have proof that {self.own.card.name} has sent messages"
-                f" of round {proven}, but its ledger ends before them; restore the newest copy"
-            )
 
     def _commit(self, t: int, state: State, row: RoundRecord) -> None:
         """Complete a round: first on disk, then in memory."""
@@ -399,7 +376,8 @@ class _PeerRun:
             "model_sha256": evaluation.digests[0],
             "baselines": baselines,
             "gain": gain,
-            "notes": [],
+            "waited_for": self.transport.waited_for(),
+            "notes": self.transport.describe_delays(time.monotonic() - self.began),
             "run": str(self.directory.path),
         }
         self.directory.write("summary.json", json.dumps(summary, indent=2, ensure_ascii=False).encode())

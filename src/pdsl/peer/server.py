@@ -23,6 +23,7 @@ MAX_CONNECTIONS = 8  # per neighbour
 IDLE_SECONDS = 60.0  # after which a connection without requests is closed
 REQUEST_RATE, REQUEST_BURST = 200.0, 400.0  # per second and neighbour
 SWEEP_SECONDS = 1.0  # between checks for revoked certificates
+PATHS = ("/hello", "/fetch", "/goodbye")
 OK, BAD_REQUEST, FORBIDDEN, NOT_FOUND, TOO_LARGE = 200, 400, 403, 404, 413
 
 
@@ -90,7 +91,7 @@ class Server:
         except RefusedError as e:
             self._refuse(j, e.reason)
             return FORBIDDEN, e.reason.encode()
-        if request.method != "POST" or request.path not in ("/hello", "/fetch"):
+        if request.method != "POST" or request.path not in PATHS:
             return NOT_FOUND, b"path"
         try:
             asked = Request.decode(request.body, self._plan.hash, self._plan.config.rounds)
@@ -98,6 +99,10 @@ class Server:
             self._refuse(j, e.reason)
             return BAD_REQUEST, e.reason.encode()
         self._state.receipts.check(j, asked.served)
+        if request.path == "/goodbye":
+            self._state.record_goodbye(j)
+            self._events.log("goodbye", who=self._plan.members[j].name, round=self._state.round)
+            return OK, b""
         if request.path == "/hello":
             return OK, (await self._state.hello(j, asked.round)).encode()
         return OK, await self._state.fetch(j, asked.round, asked.phase)

@@ -46,6 +46,7 @@ class ServerState:
         self.away: dict[int, int | None] = {}
         self.last_contact = dict.fromkeys(self.neighbours, time.monotonic())  # last answered call, or the start
         self.answered: set[int] = set()  # neighbours that have answered a call
+        self.departed: set[int] = set()  # neighbours that said goodbye
         self.calls: dict[int, tuple[float, float]] = {}  # times of a neighbour's first and last call
         self.last_request: dict[int, int] = dict.fromkeys(self.neighbours, 0)  # round
         self.model: bytes | None = None  # for a neighbour that returns without a checkpoint
@@ -91,9 +92,18 @@ class ServerState:
     def record_contact(self, j: int) -> None:
         """Note that j has answered a call."""
         self.last_contact[j] = time.monotonic()
+        self.departed.discard(j)
         if j not in self.answered:
             self.answered.add(j)
             self.notify()
+
+    def record_goodbye(self, j: int) -> None:
+        """Note that j has ended: it is silent from now on, until it answers a call."""
+        self.departed.add(j)
+        self.answered.discard(j)
+        self.last_contact[j] = time.monotonic() - 2 * self.silence
+        self.calls.pop(j, None)
+        self.notify()
 
     def record_call(self, j: int, t: int) -> None:
         """Note that j has called, in round t."""

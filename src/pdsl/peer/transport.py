@@ -3,12 +3,14 @@
 import asyncio
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from torch import Tensor
 
 from pdsl.peer.attendance import RollCallResult
+from pdsl.peer.calls import Calls
 from pdsl.peer.client import Client
 from pdsl.peer.http1 import FAILED
 from pdsl.peer.identity import PINS, RUN, Identity
@@ -66,21 +68,22 @@ class Transport:
         self.receipts = Receipts(own.key, plan.hash, neighbours, own.folder / RUN / RECEIPTS)
         self.state = ServerState(plan.hash, neighbours, self.receipts, poll, patience, plan.timeouts.silence)
         self._server = Server(own, plan, trust_store, self.state, events)
-        self.client = Client(own, plan, trust_store, self.state, events, d)
+        self.calls = Calls(own, plan, trust_store, self.state, events, d)
+        self.client = Client(self.calls, self.me, plan, self.state, events, d)
 
     def start(self, listen: str | None = None) -> int:
         """Listen on an address, by default the card's, and connect. Returns the port."""
 
         async def start() -> int:
             port = await self._server.start(listen or self._own.card.address)
-            self.client.start()
+            self.calls.start()
             return port
 
         return self._loop.run(start())
 
     def stop(self) -> None:
         async def stop() -> None:
-            await self.client.stop()
+            await self.calls.stop()
             await self._server.stop()
 
         self._loop.run(stop())
@@ -124,6 +127,33 @@ class Transport:
             self.state.finish()
 
         self._loop.run(finish())
+
+    @contextmanager
+    def goodbye_on_interrupt(self) -> Iterator[None]:
+        """Say goodbye to the neighbours if the run is interrupted, so that they do not wait for this peer."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._loop.run(self._say_goodbye())
+            raise
+
+    async def _say_goodbye(self) -> None:
+        await self._server.stop()  # an answer after the goodbye would revoke it
+        await self.calls.say_goodbye()
+
+    def describe_delays(self, seconds: float) -> list[str]:
+        """Name the neighbours that were late by more than a deadline or a tenth of `seconds`, the length of the run."""
+        limit = max(1.0, min(self._plan.timeouts.deadline, seconds / 10))
+        return [
+            f"{name} delivered {late:.0f} s later than most neighbours in total"
+            for name, late in self.waited_for().items()
+            if late > limit
+        ]
+
+    def waited_for(self) -> dict[str, float]:
+        """Seconds by which each neighbour was later than most, over all rounds."""
+        total = self.client.delays.total
+        return {neighbour.name: round(total[j], 1) for j, neighbour in self.client.neighbours.items()}
 
     def neighbour_statuses(self) -> list[NeighbourStatus]:
         state, now = self.state, time.monotonic()
