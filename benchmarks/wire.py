@@ -1,14 +1,15 @@
-"""Cost of communication: a ring round over mutual TLS and over plain gRPC, compared with the computation of a round.
+"""Cost of communication: a ring round over mutual TLS and over plain HTTP, compared with the computation of a round.
 
     python benchmarks/wire.py [--rounds 30]
 
 Four processes on a ring run the exchanges of a PDSL round: a roll call, then five phases of one vector to each
-neighbour (on a ring of four, models are mixed twice). Plain gRPC exists only here, for comparison. Then the same with
+neighbour (on a ring of four, models are mixed twice). Plain HTTP exists only here, for comparison. Then the same with
 vectors of the MNIST network, and with ledger, log, row and checkpoint on disk, compared with the computation of one
 agent in a round.
 """
 
 import argparse
+import asyncio
 import json
 import multiprocessing as mp
 import os
@@ -27,24 +28,24 @@ PEERS, PHASES, WARM = 4, 5, 3
 
 
 def disable_tls(own_name: str) -> None:
-    """Disable TLS in this process: a caller is identified by the name in its user agent."""
-    from pdsl.peer import tls
-    from pdsl.peer.server import Server
+    """Disable TLS in this process: a caller is identified by the name that it sends first."""
+    from pdsl.peer.connections import ConnectionPool
+    from pdsl.peer.http1 import READ_BYTES, HttpConnection
+    from pdsl.peer.listener import Listener
 
-    def channel(grpc: Any, own: Any, name: str, address: str, pinned: list[str], max_bytes: int) -> Any:
-        options = [("grpc.max_receive_message_length", max_bytes), ("grpc.primary_user_agent", own_name)]
-        return grpc.aio.insecure_channel(address, options=options)
+    async def dial(self: Any, context: Any) -> HttpConnection:
+        host, _, port = self._card.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=READ_BYTES)
+        writer.write(own_name.encode() + b"\n")
+        return HttpConnection(reader, writer, b"", is_server=False)
 
-    def server(grpc: Any, neighbours: int) -> Any:
-        made = grpc.aio.server()
-        made.add_secure_port = lambda listen, credentials: made.add_insecure_port(listen)
-        return made
+    async def accept(self: Any, connection: Any, address: str) -> None:
+        reader, writer = await asyncio.open_connection(sock=connection, limit=READ_BYTES)
+        name = (await reader.readline()).strip()
+        await self._on_connection(self._names[name.decode()], HttpConnection(reader, writer, name, is_server=True))
 
-    def identify(self: Any, context: Any) -> int:
-        agent = dict(context.invocation_metadata())["user-agent"]
-        return int(self._names[agent.split()[0]])
-
-    tls.open_channel, tls.create_server, Server._identify = channel, server, identify  # type: ignore[method-assign]
+    ConnectionPool._dial, Listener._shake_hands = dial, accept  # type: ignore[method-assign]
+    Listener.identify = lambda self, name: self._names[name.decode()]  # type: ignore[method-assign]
 
 
 def peer(folder: str, d: int, rounds: int, secure: bool, durable: bool, times: Any) -> None:
@@ -123,6 +124,9 @@ class Echo:
         self.receiver, self.sender = torch.zeros(3, dtype=torch.int64), torch.arange(3)
         self.omega, self.offsets = torch.full((3,), 1 / 3, dtype=torch.float64), [0, 3]
         self.messages = self.bytes = self.bytes_between_processes = 0
+
+    def enter_round(self, t: int) -> None:
+        """Do nothing: there is one graph for all rounds."""
 
     def request(self, x: torch.Tensor, answer: Any) -> Any:
         from pdsl.engine.base import request_all

@@ -9,7 +9,7 @@ import pdsl
 
 PROGRAM = "import sys; sys.argv = ['pdsl', *{args}]\nimport pdsl.cli.main\n"
 PROGRAM += "try:\n    pdsl.cli.main.main()\nexcept SystemExit:\n    pass\n"
-PROGRAM += "heavy = {{'torch', 'numpy', 'scipy', 'networkx', 'grpc'}} & sys.modules.keys()\n"
+PROGRAM += "heavy = {{'torch', 'numpy', 'scipy', 'networkx', 'h11'}} & sys.modules.keys()\n"
 PROGRAM += "print(sorted(heavy), file=sys.stderr)"
 
 

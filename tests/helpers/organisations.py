@@ -1,5 +1,7 @@
 """Organisations for tests: folders with keys and data, a plan, and a malicious pickle."""
 
+import hashlib
+import json
 import pickle
 import socket
 from contextlib import ExitStack
@@ -48,6 +50,13 @@ def make_plan(
         timeouts or Timeouts(),
         tuple(member.card for member in members),
     )
+
+
+def with_hash(values: dict[str, Any]) -> dict[str, Any]:
+    """Values of a plan with their hash."""
+    rest = {name: value for name, value in values.items() if name != "hash"}
+    canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return {"hash": hashlib.sha256(canonical.encode()).hexdigest(), **rest}
 
 
 class Payload:

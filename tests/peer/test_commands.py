@@ -1,5 +1,6 @@
 """Commands of peer mode."""
 
+import importlib
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pdsl.peer import demo, tls
+from pdsl.peer import demo
 from pdsl.peer.identity import Identity
 from pdsl.peer.plan import TrainingPlan
 from pdsl.peer.runner import run
@@ -81,10 +82,11 @@ def test_mistakes(three: Path) -> None:
     )
 
 
-def test_missing_grpc_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "grpc", None)
-    with refused("pip install grpcio"):
-        tls.load_grpc()
+def test_missing_h11_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "h11", None)
+    monkeypatch.delitem(sys.modules, "pdsl.peer.http1")
+    with refused("pip install h11"):
+        importlib.import_module("pdsl.peer.http1")
 
 
 @pytest.mark.peer

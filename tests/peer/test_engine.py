@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from torch import Tensor
 
 from pdsl.peer.attendance import Attendance
 from pdsl.peer.engine import PeerEngine, max_honest_norm
-from pdsl.peer.messages import VECTOR, Answer
-from pdsl.peer.server import ServerState
+from pdsl.peer.messages import PROOF_BYTES, VECTOR, Answer
+from pdsl.peer.receipts import Receipts
+from pdsl.peer.state import ServerState
 from pdsl.settings import PrivacySettings
 from pdsl.topology import Graph, full, grid, ring, star
 
@@ -109,7 +111,12 @@ def test_max_honest_norm_covers_four_times_the_agreed_records(clipping: str, siz
     assert np.hypot(signal + along, across).max() <= max_honest_norm(privacy, size, sigma, d)
 
 
-T, MEMBERS, LAST = 4, 5, 100
+T, MEMBERS, LAST, CREDIT = 4, 5, 100, 10
+
+
+def find_jump(attendance: Attendance, neighbours: int) -> int | None:
+    jump = attendance.jump_target(neighbours, LAST, dict.fromkeys(range(5), CREDIT))
+    return None if jump is None else jump.round
 
 
 @pytest.mark.parametrize(
@@ -119,7 +126,10 @@ T, MEMBERS, LAST = 4, 5, 100
         ([], [], {0: 7, 1: 8}, {}, [], [], 7),  # none present: jump to the nearest
         ([0], [], {1: 7}, {}, [], [], None),  # one present; the other is near and waits
         ([], [0], {1: 7}, {}, [], [], None),  # one is behind and will arrive
-        ([0], [], {1: 50}, {}, [], [], 50),  # one of two is far ahead and does not wait
+        ([0], [], {1: 14}, {}, [], [], 14),  # one of two is far ahead and does not wait
+        ([0], [], {1: 50}, {}, [], [], None),  # one of two may be a liar: a jump of more rounds than its credit
+        ([], [2], {1: 50, 3: 60}, {}, [], [], 50),  # two of three
+        ([], [], {1: 50}, {}, [], [], 50),  # the only one that answers
         ([0], [2], {1: 50}, {}, [], [], None),  # one of three may be a liar
         ([], [], {1: 50}, {}, [], [0], None),  # the other has not answered yet
         ([], [], {1: 10**8}, {}, [], [], LAST + 1),
@@ -143,7 +153,7 @@ def test_jump_target(
     attendance.present, attendance.behind, attendance.finished = set(present), set(behind), set(finished)
     attendance.ahead, attendance.without_us, attendance.later = set(ahead), set(without_us), {**ahead, **without_us}
     neighbours = len({*present, *behind, *ahead, *without_us, *finished, *pending})
-    assert attendance.jump_target(neighbours, LAST) == jump
+    assert find_jump(attendance, neighbours) == jump
 
 
 @pytest.mark.parametrize(
@@ -159,7 +169,7 @@ def test_jump_target_after_neighbours_have_left(
 ) -> None:
     attendance = Attendance(T, MEMBERS, set())
     attendance.present, attendance.ahead, attendance.left, attendance.later = set(present), set(ahead), set(left), ahead
-    assert attendance.jump_target(len(present) + len(ahead), LAST) == jump
+    assert find_jump(attendance, len(present) + len(ahead)) == jump
 
 
 def test_neighbours_far_behind_are_not_awaited() -> None:
@@ -167,16 +177,29 @@ def test_neighbours_far_behind_are_not_awaited() -> None:
     assert [attendance.worth_waiting(at) for at in (50, 45, 44, 3)] == [True, True, False, False]
 
 
+def make_state(patience: float) -> ServerState:
+    """State of a peer whose calls to both neighbours work."""
+    receipts = Receipts(b"key", "a" * 64, [1, 2], Path("nowhere"))
+    state = ServerState("a" * 64, [1, 2], receipts, poll=0.0, patience=patience, silence=1000.0)
+    for j in (1, 2):
+        state.record_contact(j)
+    return state
+
+
 def test_answers_of_the_server_state() -> None:
     async def story() -> None:
-        state = ServerState("a" * 64, [1, 2], poll=0.0, patience=1.0)
+        state = make_state(patience=1.0)
 
         async def hello(j: int, t: int) -> str:
             return (await state.hello(j, t)).state
 
         async def fetch(j: int, t: int, phase: int) -> str:
             answer = await state.fetch(j, t, phase)
-            return answer[1:].decode() if answer[:1] == VECTOR else Answer.decode(answer[1:], "a" * 64).state
+            return (
+                answer[1 + PROOF_BYTES :].decode()
+                if answer[:1] == VECTOR
+                else Answer.decode(answer[1:], "a" * 64).state
+            )
 
         state.begin_roll_call(3)
         assert await hello(1, 3) == "here" and state.arrived == {1}
@@ -213,7 +236,7 @@ def test_answers_of_the_server_state() -> None:
 
 def test_blocked_only_while_waiting_for_a_silent_neighbour() -> None:
     async def story() -> None:
-        state = ServerState("a" * 64, [1, 2], poll=0.0, patience=5.0)
+        state = make_state(patience=5.0)
         long_ago = time.monotonic() - 100
         state.last_contact = {1: long_ago, 2: time.monotonic()}
         assert not (await state.hello(2, 0)).held  # computing, not waiting

@@ -13,8 +13,10 @@ from safetensors.torch import load, save
 
 from pdsl.peer.messages import (
     MAX_CONTROL,
+    PROTOCOL,
     Answer,
     Header,
+    Receipt,
     RefusedError,
     Request,
     decode,
@@ -122,12 +124,17 @@ json_values = st.recursive(
 @given(json_values, json_values, json_values, json_values)
 def test_fuzz_requests_and_answers_of_any_values(a: object, b: object, c: object, d: object) -> None:
     for kind, values in (
-        (Request, {"plan": HEADER.plan, "round": a, "phase": b}),
-        (Answer, {"plan": HEADER.plan, "state": a, "round": b, "gathering": c, "waiting": d, "held": d}),
-        (Request, {"plan": a, "round": 1, "phase": 1}),
+        (Request, {"plan": HEADER.plan, "round": a, "phase": b, "served": [0, ""]}),
+        (
+            Answer,
+            {"plan": HEADER.plan, "state": a, "round": b, "gathering": c, "waiting": d, "held": d, "served": [0, ""]},
+        ),
+        (Request, {"plan": a, "round": 1, "phase": 1, "served": [0, ""]}),
+        (Request, {"plan": HEADER.plan, "round": 1, "phase": 1, "served": [a, b]}),
+        (Request, {"plan": HEADER.plan, "round": 1, "phase": 1, "served": c}),
     ):
         try:
-            read = kind.decode(json.dumps(values).encode(), HEADER.plan)
+            read = kind.decode(json.dumps({"protocol": PROTOCOL, **values}).encode(), HEADER.plan)
         except RefusedError:
             continue
         assert kind.decode(read.encode(), HEADER.plan) == read
@@ -135,7 +142,26 @@ def test_fuzz_requests_and_answers_of_any_values(a: object, b: object, c: object
 
 
 def test_request_and_answer_round_trip() -> None:
-    for sent in (Request(HEADER.plan, 10**9, -1), Answer(HEADER.plan, "here", 3, True, False, True)):
+    receipt = Receipt(2, "c" * 64)
+    for sent in (
+        Request(HEADER.plan, 10**9, -1, receipt),
+        Answer(HEADER.plan, "here", 3, True, False, True, receipt),
+    ):
         assert type(sent).decode(sent.encode(), HEADER.plan) == sent
         with pytest.raises(RefusedError, match="plan"):
             type(sent).decode(sent.encode(), "b" * 64)
+
+
+@pytest.mark.parametrize("kind", [Request(HEADER.plan, 12, 0), Answer(HEADER.plan, "ahead", 12, False, False, False)])
+def test_a_round_after_the_last_one_is_refused(kind: Request | Answer) -> None:
+    assert type(kind).decode(kind.encode(), HEADER.plan, last=11) == kind
+    with pytest.raises(RefusedError, match="round"):
+        type(kind).decode(kind.encode(), HEADER.plan, last=10)
+
+
+@pytest.mark.parametrize("other", [0, 2, "1", None])
+def test_another_protocol_is_refused_by_name(other: object) -> None:
+    for sent in (Request(HEADER.plan, 1, 0), Answer(HEADER.plan, "here", 3, True, False, True)):
+        values = {**json.loads(sent.encode()), "protocol": other, "setting of a later version": 1}
+        with pytest.raises(RefusedError, match="protocol"):
+            type(sent).decode(json.dumps(values).encode(), HEADER.plan)

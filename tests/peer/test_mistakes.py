@@ -14,7 +14,7 @@ from pdsl.peer.plan import TrainingPlan
 from pdsl.peer.trust_store import TrustStore
 from pdsl.utils.files import write_whole
 from tests.helpers.commands import pdsl, settings
-from tests.helpers.organisations import make_organisations, make_plan
+from tests.helpers.organisations import make_organisations, make_plan, with_hash
 from tests.helpers.refusals import refused
 
 
@@ -49,7 +49,7 @@ def test_a_plan_has_noise_and_a_budget(tmp_path: Path, privacy: dict[str, Any], 
     by_hand["config"]["privacy"] |= privacy
     by_hand["config"]["privacy"] = {k: v for k, v in by_hand["config"]["privacy"].items() if v is not None}
     with refused("plan: ", reason):
-        TrainingPlan.parse(tomli_w.dumps({"hash": "0" * 64, **by_hand}).encode(), "mail")
+        TrainingPlan.parse(tomli_w.dumps(with_hash(by_hand)).encode(), "mail")
 
 
 INFEASIBLE: list[tuple[list[str], float, list[str]]] = [

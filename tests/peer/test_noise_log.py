@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ from pdsl.peer.ledger import PeerLedger
 from pdsl.peer.noise_log import (
     ConflictError,
     DamagedError,
+    Generation,
+    Generations,
     LoggedNoise,
     NoiseLog,
     check_ledger,
     key_file,
     log_file,
-    start_generation,
 )
 from pdsl.peer.status import Events
 from pdsl.privacy import Mechanism, Noise, epsilon
@@ -91,44 +93,92 @@ def test_nothing_is_sent_if_the_log_cannot_be_written(tmp_path: Path) -> None:
     assert (tmp_path / "sent").read_bytes() == before and (2, 0, 0, 0) not in log.draws
 
 
-def test_a_lost_log_or_key_starts_a_new_generation_with_new_charges(tmp_path: Path) -> None:
-    events = Events(tmp_path / "events")
-    spent = make_ledger()
-    first = start_generation(tmp_path, spent, events)
-    assert first.number == 1 and key_file(tmp_path, 1).stat().st_mode & 0o777 == 0o600
-    g = torch.ones(3, 4)
-    spent = spent.charge(1, 1, frozenset({1, 2}))
-    sent = noisy(first.log, g, key=first.key)
-    first.log.close()
-    again = start_generation(tmp_path, spent, events)
-    assert (again.number, again.key) == (1, first.key)
-    again.log.close()
-
-    log_file(tmp_path, 1).unlink()
-    second = start_generation(tmp_path, spent, events)
-    assert second.number == 2 and second.key != first.key
-    assert not torch.equal(noisy(second.log, g, key=second.key), sent)
-    once, spent = spent.epsilon, spent.charge(1, 2, frozenset({1, 2}))
-    assert spent.epsilon == epsilon(((MECHANISM, 2),), 1e-5) > once
-    second.log.close()
-    assert start_generation(tmp_path, spent, events).number == 2
-    key_file(tmp_path, 2).unlink()
-    assert start_generation(tmp_path, spent, events).number == 3
-    assert [event["number"] for event in events.read()] == [2, 3]
-
-
 BOTH = frozenset({1, 2})
+
+
+def start(run: Path, ledger: PeerLedger, t: int, present: frozenset[int] = BOTH) -> Generation:
+    """The generation that a new process uses for round t."""
+    return Generations(run, ledger, Events(run / "events")).choose(t, present, ledger)
 
 
 def three_rounds(run: Path) -> PeerLedger:
     """Charge and send three rounds, then close the log."""
     spent = make_ledger()
-    log = start_generation(run, spent, Events(run / "events")).log
+    made = start(run, spent, 1)
+    assert made.number == 1 and key_file(run, 1).stat().st_mode & 0o777 == 0o600
     for t in (1, 2, 3):
-        spent = spent.charge(t, 1, BOTH, log.begin_round(t))
-        noisy(log, torch.ones(3, 4), t)
-    log.close()
+        spent = spent.charge(t, 1, BOTH, made.log.begin_round(t))
+        noisy(made.log, torch.ones(3, 4), t, made.key)
+    made.log.close()
     return spent
+
+
+def test_every_process_has_its_own_key_for_rounds_not_yet_run(tmp_path: Path) -> None:
+    spent = three_rounds(tmp_path)
+    first = key_file(tmp_path, 1).read_bytes()
+    keys = {start(tmp_path, spent, 4).key for _ in range(3)}
+    assert len(keys) == 3 and first not in keys
+
+
+def test_a_copy_of_a_folder_cannot_reuse_the_noise_of_later_rounds(tmp_path: Path) -> None:
+    """Two processes that continue from the same files draw different noise, so it never cancels."""
+    (tmp_path / "a").mkdir()
+    spent = three_rounds(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    sent = []
+    for copy, g in (("a", 1.0), ("b", 2.0)):
+        made = start(tmp_path / copy, spent, 4)
+        sent.append(noisy(made.log, torch.full((3, 4), g), 4, made.key))
+    assert not torch.allclose(sent[1] - sent[0], torch.ones(3, 4), atol=1e-6)
+
+
+def test_a_round_with_all_its_vectors_in_the_log_is_repeated_with_the_same_bytes(tmp_path: Path) -> None:
+    spent = three_rounds(tmp_path)
+    again = start(tmp_path, spent, 3)
+    assert (again.number, again.key) == (1, key_file(tmp_path, 1).read_bytes())
+    assert again.log.begin_round(3) == (log_file(tmp_path, 1).stat().st_size, again.log.begin_round(3)[1])
+    noisy(again.log, torch.ones(3, 4), 3, again.key)
+    with pytest.raises(ConflictError):
+        noisy(again.log, 2 * torch.ones(3, 4), 3, again.key)
+    with pytest.raises(ConflictError, match="earlier process"):  # a vector that the log does not have
+        noisy(again.log, torch.ones(3, 4), 4, again.key)
+
+
+def test_a_round_without_all_its_vectors_is_repeated_with_a_new_key(tmp_path: Path) -> None:
+    spent = three_rounds(tmp_path)
+    lines = log_file(tmp_path, 1).read_bytes().splitlines(keepends=True)
+    log_file(tmp_path, 1).write_bytes(b"".join(lines[:-1]))  # cut off after the mark of round 3
+    assert start(tmp_path, spent, 3).number == 2
+    assert start(tmp_path, replace(spent, charges={(3, 1): frozenset({1})}), 3).number == 3  # another neighbour
+
+
+def test_the_charge_of_a_round_without_vectors_is_refunded(tmp_path: Path) -> None:
+    spent = three_rounds(tmp_path)
+    log = NoiseLog(log_file(tmp_path, 1), key_file(tmp_path, 1).read_bytes())
+    spent = spent.charge(4, 1, BOTH, log.begin_round(4))
+    log.close()
+    generations = Generations(tmp_path, spent, Events(tmp_path / "events"))
+    assert generations.choose(4, BOTH, spent).number == 2
+    refunded = generations.refund(4, spent)
+    assert set(refunded.charges) == {(1, 1), (2, 1), (3, 1)}
+    assert generations.refund(3, spent) == spent  # its vectors may have been sent
+    log_file(tmp_path, 1).unlink()
+    assert Generations(tmp_path, spent, Events(tmp_path / "events")).refund(4, spent) == spent  # unknown
+
+
+@pytest.mark.parametrize("loss", ["log", "key", "other key"])
+def test_a_lost_log_or_key_is_charged_again(tmp_path: Path, loss: str) -> None:
+    spent = three_rounds(tmp_path)
+    if loss == "other key":
+        key_file(tmp_path, 1).write_bytes(bytes(range(32)))
+    else:
+        (log_file if loss == "log" else key_file)(tmp_path, 1).unlink()
+    events = Events(tmp_path / "events")
+    generations = Generations(tmp_path, spent, events)
+    made = generations.choose(3, BOTH, spent)
+    assert made.number == 2 and [event["number"] for event in events.read()] == [1]
+    again = generations.refund(3, spent).charge(3, 2, BOTH)
+    assert again.epsilon == epsilon(((MECHANISM, 4),), 1e-5) > spent.epsilon
 
 
 @pytest.mark.parametrize("kept", [[0, 1, 2, 3], list(range(8)), [*range(6), *range(7, 12)], []])
@@ -138,35 +188,15 @@ def test_an_incomplete_log_counts_as_lost(tmp_path: Path, kept: list[int]) -> No
     file = log_file(tmp_path, 1)
     lines = file.read_bytes().splitlines(keepends=True)
     assert len(lines) == 12  # per round: its start and three vectors
-    assert start_generation(tmp_path, spent, Events(tmp_path / "events")).number == 1
+    assert start(tmp_path, spent, 3).number == 1
     file.write_bytes(b"".join(lines[n] for n in kept))
-    assert start_generation(tmp_path, spent, Events(tmp_path / "events")).number == 2
-
-
-def test_a_log_must_match_its_key(tmp_path: Path) -> None:
-    spent = three_rounds(tmp_path)
-    key_file(tmp_path, 1).write_bytes(bytes(range(32)))
-    assert start_generation(tmp_path, spent, Events(tmp_path / "events")).number == 2
+    assert start(tmp_path, spent, 3).number == 2
 
 
 def test_copies_of_a_log_are_ignored(tmp_path: Path) -> None:
     spent = three_rounds(tmp_path)
     (tmp_path / "sent-1-copy.log").write_bytes(log_file(tmp_path, 1).read_bytes())
     check_ledger(tmp_path, spent, [])
-
-
-def test_a_round_interrupted_between_charge_and_noise_is_repeated(tmp_path: Path) -> None:
-    spent = three_rounds(tmp_path)
-    events = Events(tmp_path / "events")
-    log = start_generation(tmp_path, spent, events).log
-    spent = spent.charge(4, 1, BOTH, log.begin_round(4))
-    log.close()
-    again = start_generation(tmp_path, spent, events)
-    assert again.number == 1
-    assert again.log.begin_round(4) == spent.mark  # no second line
-    noisy(again.log, torch.ones(3, 4), 4)
-    again.log.close()
-    assert start_generation(tmp_path, spent, events).number == 1
 
 
 def test_an_outdated_ledger_is_refused(tmp_path: Path) -> None:

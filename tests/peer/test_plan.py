@@ -16,7 +16,7 @@ from pdsl.peer.identity import VALIDITY, Identity, PeerInfo
 from pdsl.peer.plan import Timeouts, TrainingPlan, compose
 from pdsl.peer.trust_store import TrustStore
 from pdsl.utils.errors import PdslError
-from tests.helpers.organisations import make_organisations, make_plan
+from tests.helpers.organisations import make_organisations, make_plan, with_hash
 from tests.helpers.refusals import refused
 
 few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -80,6 +80,28 @@ def test_plan_round_trip_and_a_changed_digit(tmp_path: Path) -> None:
     values["config"]["rounds"] = 4
     with refused("hash does not match"):
         TrainingPlan.parse(tomli_w.dumps(values).encode(), "plan")
+
+
+def test_a_version_with_more_settings_reads_an_older_plan_with_the_same_hash(tmp_path: Path) -> None:
+    plan = make_plan(make_organisations(tmp_path))
+    values = tomllib.loads(plan.to_toml())
+    del values["config"]["algorithm"]["gossip_steps"]  # as if this version had added it
+    values["pdsl"] = "0.0.1"
+    older = with_hash(values)
+    read = TrainingPlan.parse(tomli_w.dumps(older).encode(), "mail")
+    assert read.hash == older["hash"] and read.config == plan.config
+    assert TrainingPlan.parse(read.to_toml().encode(), "copy") == read
+
+
+def test_a_plan_of_a_later_version_is_refused_with_its_version(tmp_path: Path) -> None:
+    values = tomllib.loads(make_plan(make_organisations(tmp_path)).to_toml())
+    values["config"]["algorithm"]["later"] = 1
+    values["pdsl"] = "99.0\x1b[2J"
+    with refused("later", "made by pdsl 99.0?[2J"):
+        TrainingPlan.parse(tomli_w.dumps(with_hash(values)).encode(), "mail")
+    values["format"] = 99
+    with refused("plan format 99", "same version"):
+        TrainingPlan.parse(tomli_w.dumps(with_hash(values)).encode(), "mail")
 
 
 @pytest.mark.parametrize(

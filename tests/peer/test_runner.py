@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pdsl.data import Data
 from pdsl.peer import noise_log
+from pdsl.peer.attendance import RollCallResult
 from pdsl.peer.engine import PeerEngine
 from pdsl.peer.experiment import describe_task
 from pdsl.peer.identity import Identity
@@ -23,7 +24,7 @@ from pdsl.peer.membership import join
 from pdsl.peer.plan import Timeouts, TrainingPlan
 from pdsl.peer.runner import run
 from pdsl.peer.status import Events
-from pdsl.peer.transport import Loop
+from pdsl.peer.transport import Loop, Transport
 from pdsl.settings import EngineSettings
 from pdsl.training.evaluation import Evaluation, final_evaluation
 from pdsl.training.experiment import prepare
@@ -214,7 +215,7 @@ def test_a_crash_during_a_round_changes_nothing(tmp_path: Path, loop: Loop, monk
     assert combined_sha256(summaries) == simulate(plan, data).models_sha256
     assert [summary["rounds_run"] for summary in summaries] == [3, 3, 3]
     charges = json.loads((members[-1].folder / "run" / "ledger.json").read_text())["charges"]
-    assert charges == [[t, 1, [0, 1]] for t in (1, 2, 3)]  # one charge per round
+    assert charges == [[1, 1, [0, 1]], [2, 1, [0, 1]], [3, 2, [0, 1]]]  # one per round, the last with a new key
 
 
 @pytest.fixture
@@ -248,7 +249,7 @@ def test_a_peer_without_a_checkpoint_resumes_from_the_mean_of_its_neighbours(thr
     folder = three[-1].folder / "run"
     (restarted,) = [e for e in Events(folder / "events.jsonl").read() if e["event"] == "restarted"]
     assert restarted["models"] == 2
-    assert summaries[-1]["rounds"] == 6 and summaries[-1]["generation"] == 1
+    assert summaries[-1]["rounds"] == 6 and summaries[-1]["generation"] == 2
     assert summaries[-1]["accuracy"] > 0.5
 
 
@@ -319,3 +320,46 @@ def test_an_unknown_device_leaves_no_files(three: list[Identity], loop: Loop) ->
     with refused("engine.device=nowhere"):
         run(three[0], loop, engine=EngineSettings(device="nowhere"))
     assert not (three[0].folder / "run").exists()
+
+
+def test_an_older_copy_of_a_folder_is_recognised_by_receipts_of_its_neighbours(
+    three: list[Identity], loop: Loop, tmp_path: Path
+) -> None:
+    """The folder after round 2 is put back after round 4. Honest neighbours return proof of round 4."""
+    own, copy = three[-1].folder, tmp_path / "copy"
+
+    def snapshot(row: dict[str, Any]) -> None:
+        if row["round"] == 2:
+            shutil.copytree(own, copy)
+        if row["round"] == 4:
+            raise CrashError
+
+    def one(member: Identity) -> dict[str, Any]:
+        if member is not three[-1]:
+            return run(member, loop)
+        with pytest.raises(CrashError):
+            run(member, loop, on_round=snapshot)
+        shutil.rmtree(own)
+        shutil.copytree(copy, own)
+        with refused("is an older copy", "round 4"):
+            run(member, loop)
+        return {}
+
+    with ThreadPoolExecutor(len(three)) as pool:
+        list(pool.map(one, three))
+
+
+def test_a_run_that_skips_to_the_end_says_so(
+    three: list[Identity], loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roll_call = Transport.roll_call
+
+    def finished_after_two(transport: Transport, t: int) -> RollCallResult:
+        if transport.me == 2 and t == 3:
+            return RollCallResult(frozenset(), 7)  # as if all neighbours had finished
+        return roll_call(transport, t)
+
+    monkeypatch.setattr(Transport, "roll_call", finished_after_two)
+    *others, last = run_all(three, loop)
+    assert last["stopped"] == "rounds 3 to 6 were skipped: the neighbours were ahead" and last["rounds_run"] == 2
+    assert all(summary["stopped"] is None and summary["rounds_run"] == 6 for summary in others)

@@ -3,12 +3,9 @@
 import asyncio
 import socket
 import ssl
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -17,60 +14,17 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from pdsl.peer import tls
-from pdsl.peer.identity import PINS, Identity
-from pdsl.peer.membership import join
+from pdsl.peer.http1 import FAILED
+from pdsl.peer.identity import PINS, Identity, PeerInfo
 from pdsl.peer.messages import Header, Request, encode
-from pdsl.peer.plan import Timeouts, TrainingPlan
-from pdsl.peer.status import Events
+from pdsl.peer.plan import Timeouts
+from pdsl.peer.server import MAX_CONNECTIONS
 from pdsl.peer.transport import Loop, Transport
 from pdsl.peer.trust_store import TrustStore
-from tests.helpers.organisations import make_organisations, make_plan, pickled
+from tests.helpers.hood import QUICK, ROUNDS, D, Hood, call, exchange, row, run_hood, run_rounds, until
+from tests.helpers.organisations import make_plan, pickled
 
 pytestmark = pytest.mark.peer
-
-D, ROUNDS = 6, 40
-QUICK = Timeouts(silence=1.5, deadline=3.0, start=2.0)
-grpc = tls.load_grpc()
-
-
-@dataclass
-class Hood:
-    """Running peers in one process."""
-
-    loop: Loop
-    members: list[Identity]
-    plan: TrainingPlan
-    peers: list[Transport]
-    events: list[Events]
-
-    def together(self, function: Any) -> list[Any]:
-        """Call function(peer) for all peers at once."""
-        with ThreadPoolExecutor(len(self.peers)) as pool:
-            return list(pool.map(function, self.peers))
-
-    def refusals(self, i: int) -> list[str]:
-        return [str(event["reason"]) for event in self.events[i].read() if event["event"] == "refused"]
-
-    def state(self, i: int) -> Any:
-        state = self.peers[i].state
-        return state.round, state.gathering, state.present, dict(state._messages), set(state.arrived), set(state.away)
-
-    def call(self, by: Identity, content: bytes, method: str = "Hello", at: int = 0) -> Any:
-        """Call peer `at` with the certificate of `by`. Returns the response or the status."""
-        card = self.members[at].card
-        channel = partial(tls.open_channel, grpc, by, card.name, card.address, [card.certificate], 10**6)
-        return self.loop.run(_call(channel, content, method))
-
-
-async def _call(make: Any, content: bytes, method: str) -> Any:
-    channel = make()
-    try:
-        return await channel.unary_unary(f"/pdsl.Peer/{method}")(content, timeout=3)
-    except grpc.aio.AioRpcError as e:
-        return e.code().name, e.details()
-    finally:
-        await channel.close()
 
 
 @pytest.fixture(scope="module")
@@ -80,35 +34,10 @@ def loop() -> Iterator[Loop]:
     made.close()
 
 
-@contextmanager
-def run_hood(folder: Path, loop: Loop, count: int, timeouts: Timeouts) -> Iterator[Hood]:
-    members = make_organisations(folder, count)
-    plan = make_plan(members, timeouts=timeouts, rounds=ROUNDS)
-    events = [Events(member.folder / "events.jsonl") for member in members]
-    for member in members:
-        join(member, plan)
-    peers = [Transport(loop, member, plan, log, D) for member, log in zip(members, events, strict=True)]
-    for peer in peers:
-        peer.start()
-    try:
-        yield Hood(loop, members, plan, peers, events)
-    finally:
-        for peer in peers:
-            peer.stop()
-
-
 @pytest.fixture
 def hood(tmp_path: Path, loop: Loop) -> Iterator[Hood]:
     with run_hood(tmp_path, loop, 3, QUICK) as made:
         yield made
-
-
-def row(peer: Transport) -> torch.Tensor:
-    return torch.full((D,), float(peer.me + 1))
-
-
-def exchange(t: int, phase: int) -> Any:
-    return lambda peer: peer.exchange(t, phase, dict.fromkeys(peer.state.present, row(peer)))
 
 
 def test_exchange_between_all_peers(hood: Hood) -> None:
@@ -116,88 +45,89 @@ def test_exchange_between_all_peers(hood: Hood) -> None:
     for phase in range(2):
         for i, got in enumerate(hood.together(exchange(1, phase))):
             assert {j: v.tolist() for j, v in got.items()} == {j: [j + 1.0] * D for j in range(3) if j != i}
-    again = hood.call(hood.members[1], Request(hood.plan.hash, 1, 0).encode(), "Fetch")
-    assert again == hood.call(hood.members[1], Request(hood.plan.hash, 1, 0).encode(), "Fetch")  # the same bytes
+    again = hood.call(hood.members[1], Request(hood.plan.hash, 1, 0).encode(), "/fetch")
+    assert again == hood.call(hood.members[1], Request(hood.plan.hash, 1, 0).encode(), "/fetch")  # the same bytes
     assert hood.refusals(0) == hood.refusals(1) == []
 
 
-def test_unpinned_callers_are_rejected(hood: Hood, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def connect(context: ssl.SSLContext, card: PeerInfo) -> str | None:
+    """TLS version of a connection after one request, which TLS 1.3 needs to report a refusal; None if refused."""
+    host, _, port = card.address.partition(":")
+    with socket.create_connection((host, int(port)), timeout=5) as plain:
+        try:
+            with context.wrap_socket(plain, server_hostname=card.name) as secure:
+                secure.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+                return secure.version() if secure.recv(100) else None
+        except (ssl.SSLError, ConnectionError):
+            return None
+
+
+def test_unpinned_callers_are_rejected(hood: Hood, tmp_path: Path) -> None:
     before = hood.state(0)
     hello = Request(hood.plan.hash, 1, 0).encode()
     stranger = Identity.create(tmp_path / "stranger", "stranger", "127.0.0.1:9")
     namesake = Identity.create(tmp_path / "namesake", "ben", "127.0.0.1:9")  # a neighbour's name, another key
     for who in (stranger, namesake):
-        assert hood.call(who, hello)[0] == "UNAVAILABLE"
-        assert "CERTIFICATE_VERIFY_FAILED" in capfd.readouterr().err  # from gRPC
-    host, _, port = hood.members[0].card.address.partition(":")
+        assert isinstance(hood.call(who, hello), FAILED)
     card = hood.members[0].card
-    bare = grpc.ssl_channel_credentials(card.certificate.encode())
-    for channel in (
-        partial(grpc.aio.secure_channel, card.address, bare, options=[("grpc.ssl_target_name_override", card.name)]),
-        partial(grpc.aio.insecure_channel, card.address),
-    ):
-        assert hood.loop.run(_call(channel, hello, "Hello"))[0] == "UNAVAILABLE"
-    assert "PEER_DID_NOT_RETURN_A_CERTIFICATE" in capfd.readouterr().err
+    assert connect(ssl.create_default_context(cadata=card.certificate), card) is None  # no certificate
+    host, _, port = card.address.partition(":")
     with socket.create_connection((host, int(port))) as plain:
-        plain.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        plain.sendall(b"POST /hello HTTP/1.1\r\nHost: ada\r\n\r\n")
         plain.settimeout(5)
         assert b"HTTP" not in plain.recv(100)
+    until(lambda: len(hood.refusals(0)) == 4)
+    assert hood.refusals(0) == [
+        "TLS: self-signed certificate",
+        "TLS: self-signed certificate",
+        "TLS: PEER_DID_NOT_RETURN_A_CERTIFICATE",
+        "TLS: HTTP_REQUEST",
+    ]
     assert hood.state(0) == before
 
 
 @pytest.mark.parametrize(("version", "served"), [(ssl.TLSVersion.TLSv1_2, False), (ssl.TLSVersion.TLSv1_3, True)])
 def test_only_tls_1_3(hood: Hood, version: ssl.TLSVersion, served: bool) -> None:
-    """A client with a pinned certificate and another TLS library."""
+    """A client with a pinned certificate."""
     own, card = hood.members[1], hood.members[0].card
     context = ssl.create_default_context(cadata=card.certificate)
     context.minimum_version = context.maximum_version = version
     context.load_cert_chain(own.folder / "certificate.pem", own.folder / "key.pem")
-    context.set_alpn_protocols(["h2"])
-    host, _, port = card.address.partition(":")
+    assert connect(context, card) == ("TLSv1.3" if served else None)
 
-    def connect() -> str | None:
-        with socket.create_connection((host, int(port))) as plain:
+
+def serve_once(context: ssl.SSLContext, own: Identity, callee: PeerInfo, loop: Loop) -> tuple[Any, str]:
+    """Call a server with this TLS context, pinning the callee's certificate. Returns both ends' outcomes."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+
+        def serve() -> str:
+            connection, _ = listener.accept()
             try:
-                with context.wrap_socket(plain, server_hostname=card.name) as secure:
-                    return secure.version()
-            except (ssl.SSLError, ConnectionError):
-                return None
+                with context.wrap_socket(connection, server_side=True) as secure:
+                    return "connected" if secure.recv(1) else "closed"
+            except (ssl.SSLError, ConnectionError) as e:
+                return str(getattr(e, "reason", None))
 
-    assert connect() == ("TLSv1.3" if served else None)
+        served = pool.submit(serve)
+        card = replace(callee, address=f"127.0.0.1:{listener.getsockname()[1]}")
+        return loop.run(call(own, card, b"", "/hello")), served.result(5)
 
 
 def test_a_client_refuses_tls_1_2(hood: Hood) -> None:
     own, other = hood.members[0], hood.members[1]
-    seen: list[str] = []
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(other.folder / "certificate.pem", other.folder / "key.pem")
-    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
-
-        def serve() -> None:
-            connection, _ = listener.accept()
-            try:
-                context.wrap_socket(connection, server_side=True)
-                seen.append("connected")
-            except ssl.SSLError as e:
-                seen.append(str(e.reason))
-
-        served = pool.submit(serve)
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-        channel = partial(tls.open_channel, grpc, own, other.card.name, address, [other.card.certificate], 1000)
-        assert hood.loop.run(_call(channel, b"", "Hello"))[0] == "UNAVAILABLE"
-        served.result(5)
-    assert seen == ["NO_SHARED_CIPHER"]
+    outcome, seen = serve_once(context, own, other.card, hood.loop)
+    assert isinstance(outcome, ssl.SSLError) and seen == "UNSUPPORTED_PROTOCOL"
 
 
 def test_a_client_accepts_only_the_pin_of_its_callee(hood: Hood) -> None:
     own, ben, cleo = hood.members
-    for name, pin in (("ben", ben), ("cleo", cleo)):  # cleo listens: ben's pin fails
-        channel = partial(tls.open_channel, grpc, own, name, cleo.card.address, [pin.card.certificate], 1000)
-        answer = hood.loop.run(_call(channel, Request(hood.plan.hash, 0, 0).encode(), "Hello"))
-        assert (answer[0] == "UNAVAILABLE") == (name == "ben")
-    channel = partial(tls.open_channel, grpc, own, "ben", cleo.card.address, [cleo.card.certificate], 1000)
-    assert hood.loop.run(_call(channel, b"", "Hello"))[0] == "UNAVAILABLE"
+    content = Request(hood.plan.hash, 0, 0).encode()
+    assert isinstance(hood.loop.run(call(own, cleo.card, content, "/hello")), bytes)
+    for card in (replace(ben.card, address=cleo.card.address), replace(cleo.card, name="ben")):  # cleo listens
+        assert isinstance(hood.loop.run(call(own, card, content, "/hello")), ssl.SSLError)
 
 
 def test_invalid_requests_are_refused_with_a_reason_and_change_nothing(hood: Hood, tmp_path: Path) -> None:
@@ -208,19 +138,21 @@ def test_invalid_requests_are_refused_with_a_reason_and_change_nothing(hood: Hoo
     witness = tmp_path / "ran"
     cases = [
         (pickled(witness), "header"),
+        (b"{}", "protocol"),
         (b"", "header"),
         (b"[" * 900, "header"),
         (replace(good, plan=other_plan.hash).encode(), "plan"),
         (replace(good, round=-1).encode(), "round"),
         (replace(good, round=2**70).encode(), "round"),
+        (replace(good, round=ROUNDS + 2).encode(), "round"),
         (replace(good, phase=-2).encode(), "phase"),
     ]
     for content, reason in cases:
-        for method in ("Hello", "Fetch"):
-            assert hood.call(hood.members[1], content, method) == ("INVALID_ARGUMENT", reason)
-    assert hood.call(hood.members[1], bytes(2000))[0] == "RESOURCE_EXHAUSTED"  # by gRPC itself
-    assert hood.call(hood.members[1], good.encode(), "Else")[0] == "UNIMPLEMENTED"
-    assert hood.refusals(0) == [reason for _, reason in cases for _ in range(2)]
+        for path in ("/hello", "/fetch"):
+            assert hood.call(hood.members[1], content, path) == (400, reason)
+    assert hood.call(hood.members[1], bytes(2000)) == (413, "size")
+    assert hood.call(hood.members[1], good.encode(), "/else") == (404, "path")
+    assert hood.refusals(0) == [*(reason for _, reason in cases for _ in range(2)), "size"]
     assert not witness.exists() and hood.state(0) == before
 
 
@@ -286,18 +218,14 @@ def test_revocation_is_immediate_and_rotation_needs_no_pause(hood: Hood) -> None
     assert isinstance(hood.call(ben, hello), bytes)
     pins = TrustStore(ada.folder / PINS)
     pins.revoke(ben.card.fingerprint)
-    assert hood.call(ben, hello) == ("PERMISSION_DENIED", "certificate not pinned")
-    assert hood.refusals(0) == ["certificate not pinned"]
-    client = hood.peers[0].client
+    assert isinstance(hood.call(ben, hello), FAILED)
+    assert "TLS: self-signed certificate" in hood.refusals(0)
+    client = hood.peers[0].calls
     assert hood.loop.run(client.hello(1, 0)) is None  # and ada does not call ben either
-    assert client.neighbours[1].state == "no pin" and client.neighbours[1].channel is None
+    assert client.neighbours[1].state == "no pin" and not client.neighbours[1].pool.is_open
     old, new = ben.card, Identity.renew(ben.folder)
     for card in (old, new.card):
         pins.add(card)
-    hood.peers[0].stop()  # a new process accepts both
-    again = Transport(hood.loop, ada, hood.plan, hood.events[0], D)
-    again.start()
-    hood.peers[0] = again
     assert isinstance(hood.call(ben, hello), bytes) and isinstance(hood.call(new, hello), bytes)
 
 
@@ -318,21 +246,6 @@ def test_a_silent_neighbour_is_skipped_and_rejoins(hood: Hood) -> None:
         until(lambda: not any(peer.state.away for peer in two))  # they wait for it again
         assert [o.present for o in pool.map(lambda peer: peer.roll_call(4), two)] == [{1, 2}, {0, 2}]
         assert back.result().present == {0, 1}
-
-
-def run_rounds(peer: Transport, end: Event) -> list[tuple[float, frozenset[int]]]:
-    """Run rounds of two phases until `end` or the last round. Returns the duration and the neighbours of each."""
-    found, t = [], 1
-    while t <= ROUNDS and not end.is_set():
-        began = time.monotonic()
-        present, jump = peer.roll_call(t)
-        for phase in range(0 if jump else 2):
-            peer.exchange(t, phase, dict.fromkeys(peer.state.present, row(peer)))
-        found.append((time.monotonic() - began, present))
-        t = jump or t + 1
-        time.sleep(0.1)
-    peer.finish()
-    return found
 
 
 def test_a_silent_peer_delays_only_its_neighbours(tmp_path: Path, loop: Loop) -> None:
@@ -356,13 +269,6 @@ def test_a_silent_peer_delays_only_its_neighbours(tmp_path: Path, loop: Loop) ->
     assert {(e["who"], e["why"]) for e in hood.events[2].read() if e["event"] == "lost"} == {("ben", "blocked")}
 
 
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_the_quorum_is_required(hood: Hood) -> None:
     hood.together(lambda peer: peer.roll_call(1))
     for peer in hood.peers[1:]:
@@ -371,18 +277,16 @@ def test_the_quorum_is_required(hood: Hood) -> None:
         hood.peers[0].roll_call(2)
 
 
-def test_open_requests_per_neighbour_are_limited(hood: Hood) -> None:
+def test_connections_per_neighbour_are_limited(hood: Hood) -> None:
+    """A neighbour that opens more connections closes its own oldest ones."""
+
     async def many() -> list[Any]:
         card = hood.members[0].card
-        channel = tls.open_channel(grpc, hood.members[1], card.name, card.address, [card.certificate], 10**6)
-        call = channel.unary_unary("/pdsl.Peer/Hello")
         content = Request(hood.plan.hash, 99, 0).encode()  # the answer is delayed
-        answers = await asyncio.gather(*(call(content, timeout=4) for _ in range(60)), return_exceptions=True)
-        await channel.close()
-        return answers
+        return await asyncio.gather(*(call(hood.members[1], card, content, "/hello") for _ in range(60)))
 
+    hood.peers[0].state.poll = 2.5
     answers = hood.loop.run(many())
-    refused = [answer.code().name for answer in answers if not isinstance(answer, bytes)]
-    assert refused and set(refused) <= {"UNAVAILABLE", "INVALID_ARGUMENT"}  # gRPC's limit or ours
+    assert sum(isinstance(answer, bytes) for answer in answers) <= MAX_CONNECTIONS
     assert isinstance(hood.call(hood.members[1], Request(hood.plan.hash, 0, 0).encode()), bytes)
-    assert hood.peers[0]._server._open[1] == 0
+    assert len(hood.peers[0]._server._connections[1]) <= MAX_CONNECTIONS

@@ -31,7 +31,7 @@ PRELOADED = [
     "pdsl.peer.runner",
     "pdsl.peer.identity",
     "dp_accounting.pld",
-    "grpc.aio",
+    "h11",
     "scipy.special",
 ]
 KINDS = ("kill", "stop", "cut", "slow")

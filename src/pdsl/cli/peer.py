@@ -14,15 +14,19 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from pdsl.cli.common import INTERRUPTED
 from pdsl.utils.errors import PdslError
 from pdsl.utils.format import format_epsilon
 
 if TYPE_CHECKING:
     from pdsl.peer.status import Status
+    from pdsl.utils.types import JsonDict
 
 app = typer.Typer(help="Train with other organisations, each on its own machine and its own data.")
 
 Folder = Annotated[Path, typer.Argument(help="Folder of this organisation.")]
+INCOMPLETE = 3  # exit code of a run with fewer rounds than planned
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Assignments = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, for example --set rounds=50.")
@@ -163,7 +167,7 @@ def pin(
             raise PdslError(f"{read.name} is not a neighbour of {own.card.name} in this plan; nothing was pinned")
         if trust_store.add(read):
             print(f"{read.name}: the pin file was damaged and now has only this certificate")
-        print(f"{read.name}: {read.fingerprint} is accepted after the next start of 'pdsl peer run'")
+        print(f"{read.name}: {read.fingerprint} is accepted from now on")
     if revoke is not None:
         revoked = trust_store.revoke(revoke)
         print(f"{revoked.name}: {revoked.fingerprint} is refused from now on")
@@ -181,11 +185,31 @@ def run(
     workers: Annotated[int | None, typer.Option(min=1, help="Single-threaded workers; default: one per core.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Wait for the neighbours, train, and write this organisation's model, ledger and report to FOLDER/run."""
+    """Wait for the neighbours, train, and write this organisation's model, ledger and report to FOLDER/run.
+
+    The exit code is 0 if all rounds of the plan were run, 3 if fewer were, and 130 or 143 after Ctrl-C or SIGTERM.
+    """
+    from pdsl.peer.termination import EXIT_CODE, TerminatedError, handle_sigterm
+
+    try:
+        with handle_sigterm():
+            summary, rounds = _run_peer(folder, listen, device, workers)
+    except KeyboardInterrupt as e:
+        print(f"pdsl: interrupted; resume with: pdsl peer run {folder}", file=sys.stderr)
+        raise SystemExit(EXIT_CODE if isinstance(e, TerminatedError) else INTERRUPTED) from None
+    if as_json:
+        print(json.dumps(summary))
+    else:
+        _print_summary(summary, rounds)
+    if summary["rounds_run"] < rounds:
+        raise SystemExit(INCOMPLETE)
+
+
+def _run_peer(folder: Path, listen: str | None, device: str, workers: int | None) -> "tuple[JsonDict, int]":
+    """Run until the last round. Returns the summary and the number of planned rounds."""
     from pdsl.peer.identity import Identity
     from pdsl.peer.membership import load_plan
     from pdsl.peer.runner import run as run_peer
-    from pdsl.peer.stderr_monitor import monitor_stderr
     from pdsl.peer.transport import Loop
     from pdsl.runs.listeners import Progress
     from pdsl.settings import EngineSettings
@@ -194,17 +218,14 @@ def run(
     rounds = load_plan(own).config.rounds
     loop = Loop()
     try:
-        with monitor_stderr() as handshakes, Progress(_console(stderr=True), rounds) as progress:
+        with Progress(_console(stderr=True), rounds) as progress:
             engine = EngineSettings(device=device, workers=workers)
-            summary = run_peer(own, loop, listen, progress.on_round, engine, handshakes)
-    except KeyboardInterrupt:
-        print(f"pdsl: interrupted; resume with: pdsl peer run {folder}", file=sys.stderr)
-        raise SystemExit(130) from None
+            return run_peer(own, loop, listen, progress.on_round, engine), rounds
     finally:
         loop.close()
-    if as_json:
-        print(json.dumps(summary))
-        return
+
+
+def _print_summary(summary: "JsonDict", rounds: int) -> None:
     table = Table(show_header=False, title=f"{summary['name']}: {summary['rounds_run']} of {rounds} rounds")
     for label in (summary["metric"], "epsilon", "privacy", "neighbour_rounds_lost", "refused", "seconds"):
         table.add_row(label.replace("_", " "), f"{summary[label]}")

@@ -22,6 +22,8 @@ from pdsl.utils.errors import PdslError
 from pdsl.utils.inputs import Fields
 from pdsl.utils.random import Streams
 
+MAX_PUBLIC_BYTES = 2**31  # of the arrays of a public file, which comes from another organisation
+
 
 def data_path(text: str) -> dict[str, str]:
     """Settings of a data set that is given as one string: the path of a file, like patients.csv, or a name."""
@@ -83,7 +85,8 @@ def load_records(path: Path, integers: bool = False) -> Records:
 
 def load_public(path: Path, integers: bool = False) -> tuple[Records, Records]:
     """Load the test set and Q from a file with x_test, y_test, x_validation and y_validation."""
-    arrays = _read(_require_file(path), ("x_test", "y_test", "x_validation", "y_validation", "pixels"))
+    known = ("x_test", "y_test", "x_validation", "y_validation", "pixels")
+    arrays = _read(_require_file(path), known, MAX_PUBLIC_BYTES)
     return _single_input(arrays, "_test", path, integers), _single_input(arrays, "_validation", path, integers)
 
 
@@ -129,22 +132,36 @@ def _require_file(path: Path) -> Path:
     return path
 
 
-def _read(path: Path, known: Collection[str]) -> dict[str, Array]:
-    """Read the arrays of an .npz file. Pickled objects are refused, because loading one can run any code."""
+def _read(path: Path, known: Collection[str], max_bytes: int | None = None) -> dict[str, Array]:
+    """Read the arrays of an .npz file. Pickled objects are refused, because loading one can run any code.
+
+    Names and sizes are checked before anything is unpacked: a small file can unpack to any size.
+    """
+    if not path.is_file():
+        raise PdslError(f"{path}: not a file; remove it, or write one with numpy.savez(path, x=..., y=...)")
     if not zipfile.is_zipfile(path):
         raise PdslError(f"{path}: not an .npz file, or cut off; write it with numpy.savez(path, x=..., y=...)")
     try:
+        _check_content(path, known, max_bytes)
         with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+            return {name: file[name] for name in file.files}
+    except MemoryError as error:
+        raise PdslError(f"{path}: its arrays do not fit into memory; save fewer records") from error
     except (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise PdslError(f"{path}: cannot be read ({reason}); save plain numbers with numpy.savez") from error
-    unknown = [name for name in arrays if name not in known and not _is_field(name, known)]
-    if unknown:
+
+
+def _check_content(path: Path, known: Collection[str], max_bytes: int | None) -> None:
+    """Raise PdslError if an .npz file has unknown arrays, or more bytes than allowed."""
+    with zipfile.ZipFile(path) as file:
+        content = {info.filename.removesuffix(".npy"): info.file_size for info in file.infolist()}
+    if unknown := [name for name in content if name not in known and not _is_field(name, known)]:
         raise PdslError(
             f"{path}: unknown array {_join_names(unknown)}; rename or remove it (known: {_join_names(known)})"
         )
-    return arrays
+    if max_bytes is not None and sum(content.values()) > max_bytes:
+        raise PdslError(f"{path}: its arrays have more than {max_bytes:,} bytes; agree on fewer public records")
 
 
 def _is_field(name: str, known: Collection[str]) -> bool:

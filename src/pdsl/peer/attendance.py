@@ -1,5 +1,6 @@
 """Attendance at the roll call of a round, and the decision to jump to a later round."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from pdsl.utils.errors import PdslError
@@ -7,6 +8,13 @@ from pdsl.utils.errors import PdslError
 
 class QuorumError(PdslError):
     """Fewer neighbours than the quorum arrived in time."""
+
+
+class Jump(NamedTuple):
+    """Decision to continue at a later round."""
+
+    round: int
+    voices: frozenset[int]  # neighbours whose word it follows, against the word of others; empty if there is no other
 
 
 class RollCallResult(NamedTuple):
@@ -41,22 +49,29 @@ class Attendance:
         """Whether a neighbour in round `at` will arrive soon; from further behind it has to jump."""
         return self._t - at <= self._near
 
-    def jump_target(self, neighbours: int, last: int) -> int | None:
+    def jump_target(self, neighbours: int, last: int, credit: Mapping[int, int]) -> Jump | None:
         """The later round to jump to; None to stay in this round.
 
         Neighbours slightly ahead wait, so this peer stays with the neighbours present, and without any it jumps to the
-        nearest. Neighbours that are far ahead, or have left, do not wait: if they are at least half of all neighbours
-        that answered, this peer jumps to them. With more than two neighbours, a single liar is not half.
+        nearest. Neighbours that are far ahead, or have left, do not wait: if they are most of the neighbours that
+        answered, this peer jumps to them. If they are a single one, or just half, they may be lying, but staying could
+        split the network. Their word is then followed as long as each has `credit`, in rounds.
         """
         elsewhere = self.ahead | self.without_us | self.finished
         answered = self.present | self.behind | elsewhere
         if not self.pending <= answered:
             return None
         if self.finished and len(self.finished) == neighbours:
-            return last + 1
-        far = [self.later[j] for j in self.ahead if j in self.left or self.later[j] - self._t > self._near]
-        if far and 2 * len(far) >= len(answered - self.finished):
-            return min(*far, last + 1)
+            return Jump(last + 1, frozenset())
+        far = {j for j in self.ahead if j in self.left or self.later[j] - self._t > self._near}
+        others = answered - self.finished - far
+        if far and len(far) >= len(others):
+            target = min(last + 1, *(self.later[j] for j in far))
+            if not others or len(far) > max(1, len(others)):
+                return Jump(target, frozenset())
+            if target <= last and all(target - self._t <= credit[j] for j in far):
+                return Jump(target, frozenset(far))
         if (self.ahead or len(elsewhere) == neighbours) and not self.present | self.behind:
-            return min(*(self.later[j] for j in self.ahead | self.without_us), last + 1)
+            near = (self.ahead | self.without_us) - far or self.ahead | self.without_us
+            return Jump(min(last + 1, *(self.later[j] for j in near)), frozenset())
         return None

@@ -1,215 +1,87 @@
-"""Client side of a peer: requests to neighbours, liveness, the roll call of a round, and the exchange of messages.
+"""Client side of a peer: the roll call of a round, and the exchange of messages.
 
-A neighbour is *silent* after `silence` seconds without any response, pings included. It is *late* if it responds but
-makes no progress for `deadline` seconds, not counting time in which it waits for another peer. It is *blocked* if it
-waits for a silent peer; it is then awaited for at most `patience` seconds, because otherwise one fault would stop all
-peers. In each case it is excluded from the round, and later rounds do not wait for it until it reaches them.
+A neighbour is *silent* after `silence` seconds without any response, pings included, and *unreachable* if its own calls
+arrive meanwhile. It is *late* if it responds but uses up the time that `delays` grants it. It is *blocked* if it waits
+for a silent peer; it is then awaited for at most `patience` seconds, because otherwise one fault would stop all peers.
+In each case it is excluded from the round, and later rounds do not wait for it until it reaches them.
 """
 
 import asyncio
+import math
 import time
-from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
-from pdsl.peer import tls
 from pdsl.peer.attendance import Attendance, QuorumError, RollCallResult
-from pdsl.peer.identity import Identity
-from pdsl.peer.messages import MODEL_PHASE, Answer, Header, RefusedError, Request, decode, max_message_bytes, split
+from pdsl.peer.calls import RETRY_DELAY, Calls
+from pdsl.peer.delays import Delays, Wait
+from pdsl.peer.messages import MODEL_PHASE, Answer, Header, RefusedError, decode, split, split_proof
 from pdsl.peer.plan import TrainingPlan
-from pdsl.peer.server import SERVICE, ServerState
+from pdsl.peer.state import ServerState
 from pdsl.peer.status import Events
-from pdsl.peer.trust_store import TrustStore
 
-RETRY_DELAY = 0.1  # seconds between failed attempts
 POLL_DELAY = 0.01  # seconds before asking again after an answer "wait", which the server itself delays
-MAX_DEADLINES = 10  # deadlines granted to a neighbour that reports that it is waiting
-
-
-@dataclass
-class Neighbour:
-    """Connection to a neighbour, and its last known state."""
-
-    name: str
-    state: str = "not contacted"
-    at: tuple[int, bool] = (0, False)  # its round, and whether its roll call is open
-    progress: float = 0.0  # time at which it last advanced or reported that it is waiting
-    channel: Any = None
-    pinned: list[str] = field(default_factory=list)  # certificates that the channel accepts
+GONE = ("silent", "unreachable", "cannot reach us", "late", "blocked", "goodbye")  # reasons not to wait later
+SKIP_SHARE = 0.1  # of the plan's rounds, which one neighbour can make this peer skip by its word alone
+MIN_LOGGED_DELAY = 1.0  # seconds in a round
 
 
 class Client:
-    """Connections of one peer to all its neighbours."""
+    """Rounds of one peer with its neighbours."""
 
-    def __init__(
-        self,
-        grpc: Any,
-        own: Identity,
-        plan: TrainingPlan,
-        trust_store: TrustStore,
-        state: ServerState,
-        events: Events,
-        d: int,
-    ):
-        self._grpc, self._own, self._plan, self._d = grpc, own, plan, d
-        self._trust_store, self._state, self._events = trust_store, state, events
-        self._me, self._timeouts = plan.agent(own.card.name), plan.timeouts
-        self.neighbours = {j: Neighbour(plan.members[j].name) for j in sorted(state.neighbours)}
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._ping(j)) for j in self.neighbours]
-        self._tasks.append(asyncio.create_task(self._discount_own_pauses()))
-
-    async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for neighbour in self.neighbours.values():
-            if neighbour.channel is not None:
-                await neighbour.channel.close()
-
-    async def _ping(self, j: int) -> None:
-        """Ping a neighbour whenever there was no contact for a while."""
-        every = min(self._timeouts.silence / 4, self._timeouts.patience / 2)
-        while True:
-            await asyncio.sleep(every)
-            if time.monotonic() - self._state.last_contact[j] >= every:
-                await self.hello(j, 0)
-
-    async def _discount_own_pauses(self) -> None:
-        """Shift all clocks by time in which this process was stopped: it is not the neighbours' silence."""
-        every = min(self._timeouts.silence / 8, self._timeouts.patience / 4)
-        while True:
-            before = time.monotonic()
-            await asyncio.sleep(every)
-            pause = time.monotonic() - before - every
-            if pause > every:
-                self._state.waiting_since += pause
-                for j in self.neighbours:
-                    self._state.last_contact[j] += pause
-
-    # Single calls
-
-    async def hello(self, j: int, t: int) -> Answer | None:
-        """Ask j for its state in round t, 0 for a ping; None without a valid response."""
-        try:
-            response = await self._call(j, "Hello", Request(self._plan.hash, t, 0).encode())
-            if response is None:
-                return None
-            return self._note_answer(j, Answer.decode(response, self._plan.hash))
-        except RefusedError as e:
-            self._events.log("refused", what="answer", of=self.neighbours[j].name, reason=e.reason)
-            return None
-
-    async def _call(self, j: int, method: str, content: bytes) -> bytes | None:
-        """Response to one call; None if j is not connected, does not respond in time or rejects the call."""
-        codes = self._grpc.StatusCode
-        channel = await self._connect(j)
-        if channel is None:
-            return None
-        call = channel.unary_unary(f"/{SERVICE}/{method}")(content, timeout=self._timeouts.deadline)
-        task = asyncio.ensure_future(_await_response(call))
-        try:
-            while not task.done():
-                await asyncio.wait({task}, timeout=self._timeouts.silence / 4)
-                if self._is_silent(j) and not task.done():
-                    await self._disconnect(j)
-                    return None
-            response: bytes = task.result()
-        except self._grpc.aio.AioRpcError as e:
-            if e.code() in (codes.PERMISSION_DENIED, codes.INVALID_ARGUMENT):
-                self.neighbours[j].state = f"rejects us: {str(e.details())[:40]}"
-                await asyncio.sleep(RETRY_DELAY)
-            elif e.code() == codes.RESOURCE_EXHAUSTED and "larger than max" in str(e.details()):
-                raise RefusedError("size") from None
-            else:
-                self.neighbours[j].state = "unreachable"
-            return None
-        except asyncio.CancelledError:
-            current = asyncio.current_task()
-            if current is None or current.cancelling():
-                raise
-            return None  # another call closed the channel
-        finally:
-            task.cancel()
-        self._state.record_contact(j)
-        return response
-
-    async def _connect(self, j: int) -> Any:
-        """Channel to j that accepts its current pins; None without pins, because then j is not trusted."""
-        neighbour, card = self.neighbours[j], self._plan.members[j]
-        pinned = self._trust_store.certificates(card.name)
-        if pinned != neighbour.pinned:
-            await self._disconnect(j)
-            neighbour.pinned = pinned
-        if not pinned:
-            neighbour.state = "no pin"
-            return None
-        if neighbour.channel is None:
-            size = max_message_bytes(self._d) + 1
-            neighbour.channel = tls.open_channel(self._grpc, self._own, card.name, card.address, pinned, size)
-        return neighbour.channel
-
-    async def _disconnect(self, j: int) -> None:
-        """Close the channel to j, because a silent one may stay dead after the network is back."""
-        channel, self.neighbours[j].channel = self.neighbours[j].channel, None
-        if channel is not None:
-            await channel.close()
-
-    def _note_answer(self, j: int, answer: Answer) -> Answer:
-        neighbour = self.neighbours[j]
-        if answer.waiting or (answer.round, answer.gathering) != neighbour.at:
-            neighbour.progress = time.monotonic()
-        neighbour.at = (answer.round, answer.gathering)
-        neighbour.state = "here" if answer.state != "finished" else "finished"
-        return answer
-
-    def _is_late(self, j: int, began: float) -> bool:
-        now, deadline = time.monotonic(), self._timeouts.deadline
-        return now - max(began, self.neighbours[j].progress) > deadline or now - began > MAX_DEADLINES * deadline
+    def __init__(self, calls: Calls, me: int, plan: TrainingPlan, state: ServerState, events: Events, d: int):
+        self._calls, self._me, self._plan, self._d = calls, me, plan, d
+        self._state, self._events, self._timeouts = state, events, plan.timeouts
+        self.neighbours = calls.neighbours
+        rounds = max(len(plan.members), math.ceil(SKIP_SHARE * plan.config.rounds))
+        self.delays = Delays(self.neighbours, plan.timeouts.deadline)
+        self._skip_credit = dict.fromkeys(self.neighbours, rounds)
 
     def _is_blocked(self, answer: Answer, began: float) -> bool:
         """Whether the sender of this answer has been awaited for `patience` seconds and is blocked itself."""
         return answer.held and time.monotonic() - began > self._timeouts.patience
 
-    def _is_silent(self, j: int) -> bool:
-        return time.monotonic() - self._state.last_contact[j] > self._timeouts.silence
+    def _describe_silence(self, j: int) -> str:
+        if j in self._state.departed:
+            return "goodbye"
+        return f"unreachable at {self.neighbours[j].address}" if self._state.is_calling(j) else "silent"
 
     def _exclude(self, j: int, reason: str) -> None:
         """Exclude j from this round."""
-        if reason in ("silent", "late", "blocked"):
+        if reason.startswith(GONE):
             self._state.leave(j)
         self._state.drop(j)
         self._events.log("lost", who=self.neighbours[j].name, round=self._state.round, why=reason)
         self.neighbours[j].state = reason
 
-    # Rounds
-
     async def roll_call(self, t: int) -> RollCallResult:
         """Find the neighbours that take part in round t, or the later round to jump to."""
         state, timeouts = self._state, self._timeouts
+        self._settle_delays()
         state.begin_roll_call(t)
-        gone = {j for j in self.neighbours if j in state.away or (t > 1 and self._is_silent(j))}
+        gone = {j for j in self.neighbours if j in state.away or (t > 1 and self._calls.is_silent(j))}
         attendance = Attendance(t, len(self._plan.members), pending=set(self.neighbours) - gone)
         callers = [asyncio.create_task(self._call_neighbour(j, t, attendance)) for j in self.neighbours]
+        wait = Wait(self.delays, attendance.pending)
         began = time.monotonic()
         state.wait_for(attendance.pending if t > 1 else set())  # before the first round there was no contact yet
         try:
             while True:
                 attendance.present |= state.arrived
                 attendance.pending -= attendance.present
-                if jump := attendance.jump_target(len(self.neighbours), self._plan.config.rounds):
+                if t > 1:  # before the first round, neighbours may not be online yet
+                    self._exclude_late(wait, attendance)
+                rounds = self._plan.config.rounds
+                if jump := attendance.jump_target(len(self.neighbours), rounds, self._skip_credit):
+                    for j in jump.voices:
+                        self._skip_credit[j] -= jump.round - t
+                    self.delays.forget_round()
                     state.begin_round(())
-                    return RollCallResult(frozenset(), jump)
+                    return RollCallResult(frozenset(), jump.round)
                 if not attendance.pending and len(attendance.present) >= timeouts.quorum:
                     break
                 if time.monotonic() - began > timeouts.start and not attendance.pending:
-                    raise QuorumError(
-                        f"round {t}: {len(attendance.present)} neighbours present after {timeouts.start:g} s, but the"
-                        f" plan requires {timeouts.quorum}; run again when they are online"
-                    )
+                    raise QuorumError(self._describe_quorum(t, len(attendance.present)))
                 for caller in callers:
                     if caller.done():
                         caller.result()  # raises the error of a failed task
@@ -219,22 +91,56 @@ class Client:
             for caller in callers:
                 caller.cancel()
             await asyncio.gather(*callers, return_exceptions=True)
+        if t > 1:
+            wait.end()
         state.begin_round(attendance.present | state.arrived)
         return RollCallResult(state.present)
 
+    def _settle_delays(self) -> None:
+        for j, seconds in self.delays.begin_round().items():
+            if seconds > MIN_LOGGED_DELAY:
+                name = self.neighbours[j].name
+                self._events.log("delayed", who=name, round=self._state.round, seconds=round(seconds, 1))
+
+    def _exclude_late(self, wait: Wait, attendance: Attendance) -> None:
+        """Stop waiting for neighbours that have used up their time."""
+        for j in self.neighbours.keys() - attendance.pending:
+            wait.arrive(j)
+        for j in list(attendance.pending):
+            if time.monotonic() > wait.cutoff(j, self.neighbours[j].waiting):
+                attendance.give_up(j)
+                self._exclude(j, "late")
+
+    def _describe_quorum(self, t: int, present: int) -> str:
+        unreached = [n.name for n in self.neighbours.values() if n.state.startswith("cannot reach us")]
+        advice = "run again when they are online"
+        if unreached:
+            advice = f"{', '.join(unreached)} cannot reach you at {self._calls.own_address}: open that port to them"
+        return (
+            f"round {t}: {present} neighbours present after {self._timeouts.start:g} s, but the plan requires"
+            f" {self._timeouts.quorum}; {advice}"
+        )
+
     async def _call_neighbour(self, j: int, t: int, attendance: Attendance) -> None:
         """Call one neighbour until it is present, also after the roll call has stopped waiting for it."""
-        patience = self._timeouts.start if t == 1 else self._timeouts.silence
+        silence = self._timeouts.silence
         began = time.monotonic()
         while j not in self._state.arrived:
-            answer = await self.hello(j, t)
+            answer = await self._calls.hello(j, t)
             if answer is None:
-                now = time.monotonic()
-                silent = now - max(began, self._state.last_contact[j]) > patience
+                now, first_call = time.monotonic(), self._state.calls.get(j, (0.0, 0.0))[0]
+                online = t > 1 or first_call or j in self._state.answered
+                patience = silence if online else self._timeouts.start
+                silent = now - max(began, self._state.last_contact[j], first_call) > patience
                 if j in attendance.pending and (silent or now - began > max(patience, self._timeouts.deadline)):
                     attendance.give_up(j)
-                    self._exclude(j, "silent" if silent else "late")
+                    self._exclude(j, self._describe_silence(j) if silent else "late")
                 await asyncio.sleep(RETRY_DELAY)
+            elif answer.state == "unreached":
+                if j in attendance.pending and time.monotonic() - began > silence:
+                    attendance.give_up(j)
+                    self._exclude(j, f"cannot reach us at {self._calls.own_address}")
+                await asyncio.sleep(POLL_DELAY)
             elif answer.state == "here":
                 self._state.away.pop(j, None)
                 attendance.present.add(j)
@@ -243,11 +149,11 @@ class Client:
             elif answer.state == "wait":
                 near = attendance.worth_waiting(answer.round)
                 blocked = self._is_blocked(answer, began)
-                if j in attendance.pending and near and not blocked and not self._is_late(j, began):
+                if j in attendance.pending and near and not blocked:
                     attendance.behind.add(j)
                 elif j in attendance.pending:
                     attendance.give_up(j)
-                    self._exclude(j, "blocked" if blocked else "late" if near else "far behind")
+                    self._exclude(j, "blocked" if blocked else "far behind")
                 await asyncio.sleep(POLL_DELAY)
             else:
                 attendance.pending.discard(j)
@@ -272,44 +178,60 @@ class Client:
         state.publish(phase, messages)
         awaited = set(messages)
         state.wait_for(awaited)
-
-        async def fetch(j: int) -> Tensor | None:
-            try:
-                return await self._fetch(j, t, phase)
-            finally:
-                awaited.discard(j)
-
+        tasks = {asyncio.create_task(self._fetch(j, t, phase)): j for j in messages}
+        wait, fetched = Wait(self.delays, messages), dict[int, Tensor]()
         try:
-            fetched = await asyncio.gather(*(fetch(j) for j in messages))
+            while tasks:
+                next_cutoff = min(wait.cutoff(j, self.neighbours[j].waiting) for j in tasks.values())
+                timeout = max(0.0, next_cutoff - time.monotonic())
+                done, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    j = tasks.pop(task)
+                    wait.arrive(j)
+                    awaited.discard(j)
+                    if (vector := task.result()) is not None:
+                        fetched[j] = vector
+                now = time.monotonic()
+                for task, j in list(tasks.items()):
+                    if now > wait.cutoff(j, self.neighbours[j].waiting):
+                        task.cancel()
+                        del tasks[task]
+                        awaited.discard(j)
+                        self._exclude(j, "late")
         finally:
+            wait.end()
             state.waiting = False
-        return {j: v for j, v in zip(messages, fetched, strict=True) if v is not None}
+            for task in tasks:
+                task.cancel()
+        return {j: fetched[j] for j in messages if j in fetched}
 
     async def _fetch(self, j: int, t: int, phase: int) -> Tensor | None:
         """Fetch the message of j, or exclude j from the round and return None."""
         began = time.monotonic()
-        request = Request(self._plan.hash, t, phase).encode()
         header = Header(self._plan.hash, t, phase, sender=j, receiver=self._me)
         while True:
             try:
-                response = await self._call(j, "Fetch", request)
+                response = await self._calls.call(j, "/fetch", self._calls.encode_request(j, t, phase))
                 if response is None:
-                    if self._is_silent(j) or self._is_late(j, began):
-                        self._exclude(j, "silent" if self._is_silent(j) else "late")
+                    if self._calls.is_silent(j):
+                        self._exclude(j, self._describe_silence(j))
                         return None
                     await asyncio.sleep(RETRY_DELAY)
                     continue
                 has_vector, rest = split(response)
                 if has_vector:
-                    return decode(rest, header, self._d)
-                answer = self._note_answer(j, Answer.decode(rest, self._plan.hash))
+                    receipt, content = split_proof(rest)
+                    vector = decode(content, header, self._d)
+                    self._state.receipts.keep(j, receipt, t)
+                    return vector
+                answer = self._calls.note_answer(j, rest)
             except RefusedError as e:
                 self._events.log("refused", what="message", of=self.neighbours[j].name, reason=e.reason)
                 self._exclude(j, f"refused: {e.reason}")
                 return None
             blocked = self._is_blocked(answer, began)
-            if answer.state != "wait" or blocked or self._is_late(j, began):
-                self._exclude(j, answer.state if answer.state != "wait" else "blocked" if blocked else "late")
+            if answer.state != "wait" or blocked:
+                self._exclude(j, answer.state if answer.state != "wait" else "blocked")
                 return None
             await asyncio.sleep(POLL_DELAY)
 
@@ -319,13 +241,14 @@ class Client:
 
     async def _fetch_model(self, j: int) -> Tensor | None:
         try:
-            response = await self._call(j, "Fetch", Request(self._plan.hash, 0, MODEL_PHASE).encode())
+            response = await self._calls.call(j, "/fetch", self._calls.encode_request(j, 0, MODEL_PHASE))
             if response is None:
                 return None
             has_vector, rest = split(response)
             if not has_vector:
                 return None
-            return decode(rest, Header(self._plan.hash, 0, MODEL_PHASE, sender=j, receiver=j), self._d)
+            header = Header(self._plan.hash, 0, MODEL_PHASE, sender=j, receiver=j)
+            return decode(split_proof(rest)[1], header, self._d)
         except RefusedError as e:
             self._events.log("refused", what="model", of=self.neighbours[j].name, reason=e.reason)
             return None
@@ -334,11 +257,6 @@ class Client:
         """After the last round, wait until all present neighbours have fetched their messages or are silent."""
         began = time.monotonic()
         while time.monotonic() - began < self._timeouts.deadline:
-            if all(self._state.fetched_all(j) or self._is_silent(j) for j in self._state.present):
+            if all(self._state.fetched_all(j) or self._calls.is_silent(j) for j in self._state.present):
                 return
             await asyncio.sleep(RETRY_DELAY)
-
-
-async def _await_response(call: Any) -> bytes:
-    response: bytes = await call
-    return response

@@ -28,6 +28,7 @@ from pdsl.utils.random import Streams
 from pdsl.utils.types import JsonDict
 
 NAMES = ("amber", "birch", "cedar", "dune")
+COMPLETE = (0, 3)  # exit codes of a peer that wrote its model, with all rounds or fewer
 SETTINGS = ("algorithm.name=pdsl", "algorithm.learning_rate=2.0", "model.name=softmax", "privacy.target_epsilon=8")
 
 
@@ -96,10 +97,10 @@ def _run_peers(folders: list[Path], on_status: Callable[[list[Status]], None]) -
         while any(process.poll() is None for process in processes):
             on_status([status for folder in folders if (status := read_status(folder))])
             time.sleep(0.5)
-            if any(process.poll() not in (None, 0) for process in processes):
+            if any(process.poll() not in (None, *COMPLETE) for process in processes):
                 break
         for folder, process in zip(folders, processes, strict=True):
-            if process.poll() not in (None, 0):
+            if process.poll() not in (None, *COMPLETE):
                 last = (folder / "process.log").read_text(errors="replace").strip().splitlines()[-1:]
                 raise PdslError(
                     f"the process of {folder.name} ended with exit code {process.returncode}: {' '.join(last)};"

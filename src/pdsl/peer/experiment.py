@@ -6,6 +6,7 @@ weights.safetensors   initial weights of the model, if the plan has their hash
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -230,3 +231,14 @@ def build_experiment(
         public=knowledge,
         given=given,
     )
+
+
+def bind_key(e: Experiment, plan: TrainingPlan, me: int, key: bytes, generation: int) -> Experiment:
+    """The same experiment with noise and batches from another key."""
+    secret = SecretStreams(e.config.seed, key)
+    tensors = (e.data.x, e.data.y, *e.validation)
+    besides = f"{plan.hash}/{me}/{generation}"
+    seal = make_seal(e.config, secret, e.graph, e.network, e.mechanisms, e.learning_rates, tensors, besides)
+    streams = secret.bind(seal.context)
+    batches = Batches([len(part) for part in e.parts], e.config.batch, streams, plan.task.records)
+    return replace(e, streams=streams, batches=batches, seal=seal)

@@ -30,7 +30,9 @@ NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 ADDRESS = re.compile(r"(?:[A-Za-z0-9.-]{1,253}|\[[0-9a-fA-F:]{2,45}\]):([0-9]{1,5})")
 VALIDITY = (datetime.datetime(2020, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59))  # independent of any clock
 MAX_PEM = 4000  # characters of a certificate
-MAX_TOML = 1_000_000  # bytes of a card or a plan
+MAX_TOML = {"card": 20_000, "plan": 1_000_000}  # bytes
+MAX_LINES = 20_000  # of a card or a plan
+MAX_DOTS = 10  # in a line: a parser needs memory in proportion to the square of a dotted key
 X509_ERRORS = (
     x509.DuplicateExtension,
     x509.ExtensionNotFound,
@@ -42,8 +44,10 @@ X509_ERRORS = (
 def read_toml(path: Path, kind: str) -> JsonDict:
     """Read an untrusted TOML file, a `kind` such as "card"."""
     try:
+        if path.exists() and not path.is_file():
+            raise PdslError(f"{path}: not a file; give the path of a {kind}")
         with path.open("rb") as file:
-            content = file.read(MAX_TOML + 1)
+            content = file.read(MAX_TOML[kind] + 1)
     except OSError as e:
         raise PdslError(f"{path}: {e.strerror}; give the path of a {kind}") from e
     return parse_toml(content, str(path), kind)
@@ -51,8 +55,11 @@ def read_toml(path: Path, kind: str) -> JsonDict:
 
 def parse_toml(content: bytes, where: str, kind: str) -> JsonDict:
     """Parse untrusted TOML of bounded size and depth; PdslError if it is invalid."""
-    if len(content) > MAX_TOML:
-        raise PdslError(f"{where}: larger than {MAX_TOML:,} bytes, so not a {kind}; request the file again")
+    if len(content) > MAX_TOML[kind]:
+        raise PdslError(f"{where}: larger than {MAX_TOML[kind]:,} bytes, so not a {kind}; request the file again")
+    lines = content.splitlines()
+    if len(lines) > MAX_LINES or any(line.count(b".") > MAX_DOTS for line in lines):
+        raise PdslError(f"{where}: too many lines, or dots in a line, so not a {kind}; request the file again")
     try:
         return tomllib.loads(content.decode())
     except (ValueError, RecursionError) as e:

@@ -88,12 +88,9 @@ class PeerLedger:
     def generation(self) -> int:
         return max((generation for _, generation in self.charges), default=1)
 
-    def has_charges_of(self, generation: int) -> bool:
-        return any(of == generation for _, of in self.charges)
-
-    def mark_of(self, generation: int) -> Mark:
-        """Required beginning of a generation's noise log; empty for earlier generations, which are not checked."""
-        return self.mark if self.charges and generation == self.generation else (0, "")
+    def refund(self, t: int, generation: int) -> "PeerLedger":
+        """Remove the charge of a round in which a generation made no vector, so that nothing can have left."""
+        return replace(self, charges={key: peers for key, peers in self.charges.items() if key != (t, generation)})
 
     def to_run_ledger(self) -> Ledger:
         """Convert to the `Ledger` of a run with one agent, for summaries and statements."""

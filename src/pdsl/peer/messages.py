@@ -8,6 +8,7 @@ refused with a named reason. Requests, and answers without a vector, are small J
 import json
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,12 +17,14 @@ from torch import Tensor
 
 from pdsl.utils.types import JsonDict
 
+PROTOCOL = 1  # changes with the wire format, and with the exchanges of any algorithm
 MAX_HEADER = 1024  # bytes of a message's header
 MAX_CONTROL = 1024  # bytes of a request or an answer
 MAX_VALUE = 1e6  # absolute value of a number in a message, far above honest ones; larger ones could cause overflow
 MODEL_PHASE = -1  # phase of a model for a returning neighbour, outside the phases of a round
 MAX_ROUND = 10**9
 HASH = re.compile(r"[0-9a-f]{64}")
+PROOF_BYTES = 36  # the round in 4 bytes, and its proof
 
 
 class RefusedError(Exception):
@@ -87,6 +90,16 @@ def decode(content: bytes, expected: Header, d: int) -> Tensor:  # [d]
     return vector
 
 
+class Receipt(NamedTuple):
+    """Last round in which a peer has sent noisy vectors, with its proof (hex) for a neighbour; see `receipts`."""
+
+    round: int = 0
+    proof: str = ""
+
+
+NO_RECEIPT = Receipt()
+
+
 @dataclass(frozen=True)
 class Request:
     """Request for the message of a phase, or for a neighbour's state in a round."""
@@ -94,31 +107,34 @@ class Request:
     plan: str
     round: int
     phase: int
+    served: Receipt = NO_RECEIPT  # by the callee
 
     def encode(self) -> bytes:
-        return json.dumps(vars(self)).encode()
+        return json.dumps({"protocol": PROTOCOL, **vars(self)}).encode()
 
     @classmethod
-    def decode(cls, content: bytes, plan: str) -> "Request":
-        values = _parse_control(content, {"plan", "round", "phase"})
+    def decode(cls, content: bytes, plan: str, last: int = MAX_ROUND) -> "Request":
+        """Decode a request; `last`: the plan's last round."""
+        values = _parse_control(content, {"plan", "round", "phase", "served"})
         _check_plan(values, plan)
-        at = _check_integer(values, "round", 0)
-        return cls(plan, at, _check_integer(values, "phase", MODEL_PHASE))
+        at = _check_integer(values, "round", 0, last + 1)
+        return cls(plan, at, _check_integer(values, "phase", MODEL_PHASE), _check_receipt(values, last))
 
 
-STATES = ("here", "wait", "out", "ahead", "left", "finished")
+STATES = ("here", "wait", "unreached", "out", "ahead", "left", "finished")
 
 
 @dataclass(frozen=True)
 class Answer:
     """State of a peer, sent in reply to a request when there is no message.
 
-    here      the caller takes part in this round
-    wait      the peer has not reached this round yet
-    out       the peer runs this round without the caller
-    ahead     the peer has completed this round
-    left      the peer has completed this round and no longer waits for the caller
-    finished  the peer has completed all rounds
+    here       the caller takes part in this round
+    wait       the peer has not reached this round yet
+    unreached  the peer has reached this round, but its calls to the caller fail
+    out        the peer runs this round without the caller
+    ahead      the peer has completed this round
+    left       the peer has completed this round and no longer waits for the caller
+    finished   the peer has completed all rounds
     """
 
     plan: str
@@ -127,19 +143,22 @@ class Answer:
     gathering: bool  # the roll call of that round is open: a caller for this round is admitted
     waiting: bool  # the peer waits for a neighbour, so that its delay is not its own fault
     held: bool  # the peer is blocked: the neighbour it waits for is silent
+    served: Receipt = NO_RECEIPT  # by the caller
 
     def encode(self) -> bytes:
-        return json.dumps(vars(self)).encode()
+        return json.dumps({"protocol": PROTOCOL, **vars(self)}).encode()
 
     @classmethod
-    def decode(cls, content: bytes, plan: str) -> "Answer":
+    def decode(cls, content: bytes, plan: str, last: int = MAX_ROUND) -> "Answer":
+        """Decode an answer; `last`: the plan's last round."""
         flags = ("gathering", "waiting", "held")
-        values = _parse_control(content, {"plan", "state", "round", *flags})
+        values = _parse_control(content, {"plan", "state", "round", "served", *flags})
         _check_plan(values, plan)
         if values["state"] not in STATES or not all(isinstance(values[name], bool) for name in flags):
             raise RefusedError("state")
-        at = _check_integer(values, "round", 0)
-        return cls(plan, values["state"], at, *(values[name] for name in flags))
+        at, receipt = _check_integer(values, "round", 0, last + 1), _check_receipt(values, last)
+        gathering, waiting, held = (values[name] for name in flags)
+        return cls(plan, values["state"], at, gathering, waiting, held, receipt)
 
 
 VECTOR, ANSWER = b"\x01", b"\x00"  # first byte of a response: a message or an Answer follows
@@ -151,6 +170,12 @@ def split(response: bytes) -> tuple[bool, bytes]:
     if kind not in (VECTOR, ANSWER):
         raise RefusedError("kind")
     return kind == VECTOR, rest
+
+
+def split_proof(content: bytes) -> tuple[Receipt, bytes]:
+    """Split the content of a message: the sender's receipt, and the safetensors file."""
+    proof, rest = content[:PROOF_BYTES], content[PROOF_BYTES:]
+    return Receipt(int.from_bytes(proof[:4], "big"), proof[4:].hex()), rest
 
 
 def _parse_json(content: bytes) -> JsonDict:
@@ -167,6 +192,8 @@ def _parse_control(content: bytes, names: set[str]) -> JsonDict:
     if len(content) > MAX_CONTROL:
         raise RefusedError("size")
     values = _parse_json(content)
+    if values.pop("protocol", None) != PROTOCOL:
+        raise RefusedError("protocol")
     if set(values) != names:
         raise RefusedError("header")
     return values
@@ -179,8 +206,15 @@ def _check_plan(values: JsonDict, plan: str) -> None:
         raise RefusedError("plan")
 
 
-def _check_integer(values: JsonDict, name: str, least: int) -> int:
+def _check_integer(values: JsonDict, name: str, least: int, most: int = MAX_ROUND) -> int:
     value = values[name]
-    if type(value) is not int or not least <= value <= MAX_ROUND:
+    if type(value) is not int or not least <= value <= most:
         raise RefusedError(name)
     return value
+
+
+def _check_receipt(values: JsonDict, last: int) -> Receipt:
+    match values["served"]:
+        case [int(t), str(proof)] if type(t) is int and 0 <= t <= last and (not proof or HASH.fullmatch(proof)):
+            return Receipt(t, proof)
+    raise RefusedError("served")

@@ -5,17 +5,20 @@ difference. A second use is allowed only if the result is the same bytes, as in 
 Any other second use is a `ConflictError`, and nothing is sent. The log keeps the SHA-256 of every vector, and it is on
 disk before the vector can leave.
 
-A key is safe only with its log: without it, the earlier uses of the noise are unknown. If either is lost, both are
-replaced under the next number, a new *generation*, and its messages are charged in addition. A log with missing lines
-counts as lost: it records the start of each round, and each charge in the ledger has the `Mark` of the log at that
-time, so an older copy of the log does not match.
+A key and its log are a *generation*. Every process starts a new one, because the folder may be an older copy: its log
+would not know how the noise of later rounds was used. Only a round whose vectors are all in the log of the last
+generation is repeated with the old key, and then nothing but these vectors can be made. Any other round that is
+repeated is charged in addition.
+
+A log with missing lines counts as lost: it records the start of each round, and each charge in the ledger has the
+`Mark` of the log at that time, so an older copy of the log does not match.
 """
 
 import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -47,9 +50,12 @@ class NoiseLog:
     A last line cut off by a crash is removed: its vector was not sent.
     """
 
-    def __init__(self, path: Path, key: bytes = b"", mark: Mark = (0, "")):
-        """Open the log of a `key`; DamagedError if it does not start with the content at the `mark`."""
-        self.path = path
+    def __init__(self, path: Path, key: bytes = b"", mark: Mark = (0, ""), read_only: bool = False):
+        """Open the log of a `key`; DamagedError if it does not start with the content at the `mark`.
+
+        With `read_only`, no vector can be made that the log does not have.
+        """
+        self.path, self._read_only = path, read_only
         content = _read_complete_lines(path)
         size, digest = mark
         if size and hashlib.sha256(key + content[:size]).hexdigest() != digest:
@@ -74,6 +80,8 @@ class NoiseLog:
                     f"round {draw[0]}: the noise for agent {draw[3]} was already used on another gradient"
                 )
         new = {draw: digest for draw, digest in digests.items() if draw not in self._digests}
+        if new and self._read_only:
+            raise ConflictError(f"round {min(new)[0]}: its noise may have been used by an earlier process")
         if new:
             self._append([[*draw, digest] for draw, digest in new.items()])
             self._digests |= new
@@ -134,6 +142,7 @@ class LoggedNoise(Noise):
     """Noise that logs every result before returning it."""
 
     log: NoiseLog
+    on_release: Callable[[int], None] = lambda t: None  # called with the round before its vectors can leave
 
     def add(self, t: int, makers: Tensor, peers: Tensor, g: Tensor, step: int = 0, nth: int = 0) -> Tensor:
         noisy = super().add(t, makers, peers, g, step, nth)
@@ -142,6 +151,7 @@ class LoggedNoise(Noise):
             for peer, row in zip(peers, noisy, strict=True)
         }
         self.log.record(digests)
+        self.on_release(t)
         return noisy
 
 
@@ -161,40 +171,68 @@ def log_file(run: Path, number: int) -> Path:
     return run / f"sent-{number}.log"
 
 
-def start_generation(run: Path, ledger: PeerLedger, events: Events) -> Generation:
-    """Resume the last generation, or create the next one if its key or log is lost."""
-    numbers = _find_numbers(run, "secret-*.key")
-    number = max([ledger.generation, *numbers])
+class Generations:
+    """The generation of this process, and that of the process before, for a round that is repeated."""
+
+    def __init__(self, run: Path, ledger: PeerLedger, events: Events):
+        """Draw a new key. It is written with its first round."""
+        self._run = run
+        self._previous = _load_previous(run, ledger, events)
+        self.number = 1 + max([0, *_find_numbers(run, "secret-*.key"), *(of for _, of in ledger.charges)])
+        self.key = secrets.token_bytes(KEY_BYTES)
+        self._current: Generation | None = None
+
+    def choose(self, t: int, present: frozenset[int], ledger: PeerLedger) -> Generation:
+        """The generation for round t with these neighbours: the previous one if it has made all vectors of it."""
+        if (previous := self._previous) is not None:
+            charged = ledger.charges.get((t, previous.number))
+            if charged is not None and present <= charged:
+                release = ledger.mechanism_with(charged)
+                if sum(draw[0] == t for draw in previous.log.draws) == release.messages * release.steps:
+                    return previous
+        if self._current is None:
+            write_whole(key_file(self._run, self.number), self.key, PRIVATE)
+            self._current = Generation(self.number, self.key, NoiseLog(log_file(self._run, self.number), self.key))
+        return self._current
+
+    def refund(self, t: int, ledger: PeerLedger) -> PeerLedger:
+        """The ledger without the charge of the previous generation for round t, if it made no vector of it."""
+        if self._previous is None or self.has_vectors(t):
+            return ledger
+        return ledger.refund(t, self._previous.number)
+
+    def has_vectors(self, t: int) -> bool:
+        """Whether the previous generation made vectors of round t; also if that is unknown."""
+        return self._previous is None or any(draw[0] == t for draw in self._previous.log.draws)
+
+    def close(self) -> None:
+        for generation in (self._previous, self._current):
+            if generation is not None:
+                generation.log.close()
+
+
+def _load_previous(run: Path, ledger: PeerLedger, events: Events) -> Generation | None:
+    """Load the generation of the last charge; None if there is none, or if its key or log is lost."""
+    if not ledger.charges:
+        return None
+    number = ledger.generation
+    key, log = key_file(run, number), log_file(run, number)
     try:
-        return _resume_generation(run, number, ledger)
+        if not key.exists() or not log.exists():
+            raise DamagedError(f"{(log if key.exists() else key).name} is missing")
+        content = read_private(key)
+        if len(content) != KEY_BYTES:
+            raise DamagedError(f"{key.name} is damaged")
+        return Generation(number, content, NoiseLog(log, content, ledger.mark, read_only=True))
     except DamagedError as e:
-        if ledger.charges:
-            events.log("new generation", number=number + 1, why=str(e))
-        return _create_generation(run, number + 1 if ledger.charges or numbers else number)
+        events.log("lost key or log", number=number, why=str(e))
+        return None
 
 
 def _find_numbers(run: Path, pattern: str) -> list[int]:
     """Numbers of the generations with a file of this pattern; other file names are ignored."""
     named = (file.stem.partition("-")[2] for file in run.glob(pattern))
     return sorted(int(number) for number in named if number.isdecimal())
-
-
-def _resume_generation(run: Path, number: int, ledger: PeerLedger) -> Generation:
-    key, log = key_file(run, number), log_file(run, number)
-    if not key.exists():
-        raise DamagedError(f"{key.name} is missing")
-    if not log.exists() and ledger.has_charges_of(number):
-        raise DamagedError(f"{log.name} is missing")
-    content = read_private(key)
-    if len(content) != KEY_BYTES:
-        raise DamagedError(f"{key.name} is damaged")
-    return Generation(number, content, NoiseLog(log, content, ledger.mark_of(number)))
-
-
-def _create_generation(run: Path, number: int) -> Generation:
-    key = secrets.token_bytes(KEY_BYTES)
-    write_whole(key_file(run, number), key, PRIVATE)
-    return Generation(number, key, NoiseLog(log_file(run, number), key))
 
 
 def check_ledger(run: Path, ledger: PeerLedger, rows: Iterable[RoundRecord]) -> None:

@@ -1,7 +1,8 @@
 """The training plan: all settings that peers must agree on, in one file that can be sent by mail.
 
 The plan contains no secrets. Every message carries its hash, which covers all of it, so a peer with a different plan is
-rejected even if a single digit differs. Members compare the hash by reading it aloud.
+rejected even if a single digit differs. Members compare the hash by reading it aloud. The hash is that of the values as
+they were written, so a later version of pdsl with more settings reads the same plan with the same hash.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ import torch
 from pydantic import Field, PositiveInt, ValidationError
 from torch import Tensor
 
-from pdsl import topology
+from pdsl import __version__, topology
 from pdsl.algorithms import ALGORITHMS, PDSL
 from pdsl.algorithms.schedule import AUTO
 from pdsl.config import Config, load, validate
@@ -32,10 +33,11 @@ from pdsl.settings import AttackSettings, ModelSettings
 from pdsl.tasks import MultiClass, Task, build_task
 from pdsl.topology import Graph
 from pdsl.utils.errors import PdslError
+from pdsl.utils.format import printable
 from pdsl.utils.random import Streams
 from pdsl.utils.types import JsonDict
 
-FORMAT = 7
+FORMAT = 8
 MAX_MEMBERS = 1000
 MAX_RECORD_SIZE = 10**8  # numbers in a record
 OPTIONAL = {"sources", "author"}  # keys that a plan may have
@@ -80,14 +82,18 @@ class TrainingPlan:
     members: tuple[PeerInfo, ...]
     sources: Mapping[str, str] = field(default_factory=dict)  # installed code by import path, with its SHA-256
     author: str = ""  # as the author says; nothing proves it
+    written: str = ""  # canonical JSON of the plan as its author wrote it; empty: made now, by this version
 
     def __post_init__(self) -> None:
         _check(self)
+        if not self.written:
+            object.__setattr__(self, "written", _canonical(self.as_dict()))
 
     def as_dict(self) -> JsonDict:
         config = {name: value for name, value in self.config.as_dict().items() if name not in LOCAL}
         return {
             "format": FORMAT,
+            "pdsl": __version__,
             "task": self.task.model_dump(mode="json"),
             "timeouts": self.timeouts.model_dump(mode="json"),
             "config": config,
@@ -98,9 +104,8 @@ class TrainingPlan:
 
     @cached_property  # compared with every request
     def hash(self) -> str:
-        """SHA-256 of all values in canonical JSON, independent of the layout of the file."""
-        canonical = json.dumps(self.as_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        """SHA-256 of all values as written, in canonical JSON, independent of the layout of the file."""
+        return hashlib.sha256(self.written.encode()).hexdigest()
 
     @cached_property
     def graph(self) -> Graph:
@@ -147,7 +152,7 @@ class TrainingPlan:
         return [int(j) for j in self.graph.neighbourhood(agent) if j != agent]
 
     def to_toml(self) -> str:
-        return tomli_w.dumps({"hash": self.hash, **self.as_dict()}, multiline_strings=True)
+        return tomli_w.dumps({"hash": self.hash, **json.loads(self.written)}, multiline_strings=True)
 
     @classmethod
     def read(cls, path: Path) -> "TrainingPlan":
@@ -160,14 +165,27 @@ class TrainingPlan:
     @classmethod
     def from_values(cls, values: JsonDict, where: str) -> "TrainingPlan":
         """Validate an untrusted plan; PdslError if any part of it is invalid, its hash included."""
-        expected = {"hash", "format", "task", "timeouts", "config", "member"}
-        if set(values) - OPTIONAL != expected:
-            raise PdslError(f"{where}: a plan has exactly {', '.join(sorted(expected))}; request the plan again")
-        if values["format"] != FORMAT:
+        expected = {"hash", "format", "pdsl", "task", "timeouts", "config", "member"}
+        if values.get("format") != FORMAT:
             raise PdslError(
-                f"{where}: plan format {values['format']!r:.20}, but this version of pdsl reads format {FORMAT};"
+                f"{where}: plan format {values.get('format')!r:.20}, but this version of pdsl reads format {FORMAT};"
                 " use the same version as the plan's author"
             )
+        if set(values) - OPTIONAL != expected:
+            raise PdslError(f"{where}: a plan has exactly {', '.join(sorted(expected))}; request the plan again")
+        written = _canonical({name: value for name, value in values.items() if name != "hash"}, where)
+        if hashlib.sha256(written.encode()).hexdigest() != values["hash"]:
+            raise PdslError(f"{where}: its hash does not match its content: changed or damaged; request the plan again")
+        try:
+            return cls._validate(values, where, written)
+        except PdslError as e:
+            if values["pdsl"] == __version__:
+                raise
+            made = printable(str(values["pdsl"]), 20)
+            raise PdslError(f"{e} (the plan was made by pdsl {made}, and this is {__version__})") from e
+
+    @classmethod
+    def _validate(cls, values: JsonDict, where: str, written: str) -> "TrainingPlan":
         member, config = values["member"], values["config"]
         if not isinstance(member, list) or not 2 <= len(member) <= MAX_MEMBERS or not isinstance(config, dict):
             raise PdslError(f"{where}: no list of 2 to {MAX_MEMBERS} members, or no config; request the plan again")
@@ -183,10 +201,14 @@ class TrainingPlan:
         sources, author = values.get("sources", {}), values.get("author", "")
         if not isinstance(sources, dict) or not all(isinstance(digest, str) for digest in sources.values()):
             raise PdslError(f"{where}: sources is not a table of import paths and SHA-256; request the plan again")
-        plan = cls(validate(config, where), task, timeouts, cards, sources=sources, author=author)
-        if plan.hash != values["hash"]:
-            raise PdslError(f"{where}: its hash does not match its content: changed or damaged; request the plan again")
-        return plan
+        return cls(validate(config, where), task, timeouts, cards, sources=sources, author=author, written=written)
+
+
+def _canonical(values: JsonDict, where: str = "plan") -> str:
+    try:
+        return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as e:  # dates, infinite numbers, too deep
+        raise PdslError(f"{where}: a value that no plan has ({e}); request the plan again") from e
 
 
 def format_hash(digest: str) -> str:

@@ -20,10 +20,11 @@ from pdsl.peer.experiment import agreed_mechanisms, build_experiment, build_netw
 from pdsl.peer.identity import CHARGE_MARKER, RUN, Identity
 from pdsl.peer.ledger import PeerLedger
 from pdsl.peer.membership import check_charge_marker, load_plan, read_charge_marker, write_charge_marker
-from pdsl.peer.noise_log import ConflictError, LoggedNoise, check_ledger, start_generation
+from pdsl.peer.noise_log import ConflictError, Generations, check_ledger
 from pdsl.peer.plan import TrainingPlan
+from pdsl.peer.receipts import check_copy
 from pdsl.peer.status import Events, Status, StatusWriter
-from pdsl.peer.stderr_monitor import HandshakeLog
+from pdsl.peer.trainers import Trainers
 from pdsl.peer.transport import Loop, Transport
 from pdsl.privacy import Release
 from pdsl.privacy.statement import statement
@@ -38,8 +39,6 @@ from pdsl.training.experiment import check_device
 from pdsl.training.records import RoundRecord
 from pdsl.training.trainer import (
     State,
-    Trainer,
-    build_trainer,
     initial_state,
     make_state,
     restore_state,
@@ -60,12 +59,10 @@ def run(
     listen: str | None = None,
     on_round: OnRound = lambda row: None,
     engine: EngineSettings = EngineSettings(),  # noqa: B008  frozen
-    handshakes: HandshakeLog | None = None,
 ) -> JsonDict:
     """Train as this organisation until the last round of the plan. Returns the summary.
 
-    After an interruption of any kind, the same call resumes. `engine` is local and not part of the plan. Failed TLS
-    handshakes go from `handshakes` to the events of the run.
+    After an interruption of any kind, the same call resumes. `engine` is local and not part of the plan.
     """
     plan = load_plan(own)
     plan = replace(plan, config=plan.config.model_copy(update={"engine": engine}))
@@ -75,8 +72,6 @@ def run(
         directory = _open_directory(own, plan)
         with directory.lock():
             peer = _PeerRun(own, plan, loop, directory)
-            if handshakes is not None:
-                handshakes.events = peer.events
             return peer.train(listen, on_round)
     except OSError as e:
         raise PdslError(
@@ -119,11 +114,12 @@ class _PeerRun:
         network = build_network(plan, load_data(own, plan)[2].y, own.folder)
         self.transport = Transport(loop, own, plan, self.events, network.num_parameters)
         ledger = self._load_ledger()
-        self.generation = start_generation(directory.path, ledger, self.events)
-        number, key, _ = self.generation
+        self.generations = Generations(directory.path, ledger, self.events)
+        key, number = self.generations.key, self.generations.number
         self.e = build_experiment(
             own, plan, network, key, number, ledger.mechanism, lambda graph: PeerEngine(graph, self.transport)
         )
+        self.trainers = Trainers(self.e, plan, self.me, number, self.transport.note_release)
         assert isinstance(self.e.engine, PeerEngine)
         self.engine: PeerEngine = self.e.engine
         privacy, batch = plan.config.privacy, plan.config.batch.size
@@ -192,12 +188,8 @@ class _PeerRun:
         try:
             if self.progress.state is not None:
                 self.transport.publish_model(self.progress.state.x[0])
-            with Workers(self.plan.config.engine.workers) as workers:
-                noise = LoggedNoise(
-                    self.e.sigma, self.e.streams, workers, self.generation.log, sigma_scale=self.e.sigma_scale
-                )
-                trainer = replace(build_trainer(self.e, workers), noise=noise)
-                while self.progress.t <= rounds and (row := self._run_round(trainer, workers)) is not None:
+            with Workers(self.plan.config.engine.workers) as workers, self.transport.goodbye_on_interrupt():
+                while self.progress.t <= rounds and (row := self._run_round(workers)) is not None:
                     self.last_row = row
                     on_round(row)
             self.transport.finish()
@@ -205,9 +197,9 @@ class _PeerRun:
         finally:
             status.stop()
             self.transport.stop()
-            self.generation.log.close()
+            self.generations.close()
 
-    def _run_round(self, trainer: Trainer, workers: Workers) -> RoundRecord | None:
+    def _run_round(self, workers: Workers) -> RoundRecord | None:
         """Run one round, or jump to the round of the neighbours; None if training ends here."""
         p = self.progress
         start = time.monotonic()
@@ -218,12 +210,14 @@ class _PeerRun:
                 raise
             self.stopped = f"{e}"
             return None
+        check_copy(self.own.folder, self.transport.receipts, p.ledger.last_round, self.generations.has_vectors)
         if jump is not None:
             return self._skip_to(jump, "the neighbours were ahead")
         if p.state is None:
             p.state = self._average_neighbours()
-        mark = self.generation.log.begin_round(p.t)
-        ledger = p.ledger.charge(p.t, self.generation.number, present, mark)
+        generation = self.generations.choose(p.t, present, p.ledger)
+        mark = generation.log.begin_round(p.t)
+        ledger = self.generations.refund(p.t, p.ledger).charge(p.t, generation.number, present, mark)
         if not ledger.within_budget:
             self.stopped = f"round {p.t} would exceed the budget of ε = {ledger.budget:g}"
             return None
@@ -235,6 +229,7 @@ class _PeerRun:
         try:
             charged = ledger.mechanism_with(present)
             declared = {self.me: Release(charged.messages, charged.steps)}
+            trainer = self.trainers.get(generation, workers)
             state, metrics = run_round(self.plan.config, p.state, trainer.round(p.t, declared=declared))
         except ConflictError as e:
             self.events.log("conflict", round=p.t, why=str(e))
@@ -262,6 +257,7 @@ class _PeerRun:
         self.directory.append(row)
         self.directory.save(Checkpoint(t, state_tensors(state), time.monotonic() - self.began))
         self.directory.prune()
+        self.transport.receipts.save()
         self.transport.publish_model(state.x[0])
         self.progress = _Progress(t + 1, state, [*p.rows, row], p.ledger)
 
@@ -269,6 +265,8 @@ class _PeerRun:
         """Continue at a later round t. Returns the last row of the skipped rounds."""
         p = self.progress
         self.events.log("missed", first=p.t, last=t - 1, why=reason)
+        if t > self.plan.config.rounds:
+            self.stopped = f"rounds {p.t} to {t - 1} were skipped: {reason}"
         absent = [_absent_row(missed) for missed in range(p.t, t)]
         for row in absent:
             self.directory.append(row)
@@ -358,7 +356,7 @@ class _PeerRun:
             "name": self.own.card.name,
             "agent": self.me,
             "plan": self.plan.hash,
-            "generation": self.generation.number,
+            "generation": self.generations.number,
             "stopped": self.stopped,
             "refused": self.events.counts["refused"],
             "seconds": round(time.monotonic() - self.began, 3),
@@ -382,7 +380,8 @@ class _PeerRun:
             "model_sha256": evaluation.digests[0],
             "baselines": baselines,
             "gain": gain,
-            "notes": [],
+            "waited_for": self.transport.waited_for(),
+            "notes": self.transport.describe_delays(time.monotonic() - self.began),
             "run": str(self.directory.path),
         }
         self.directory.write("summary.json", json.dumps(summary, indent=2, ensure_ascii=False).encode())

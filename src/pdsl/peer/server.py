@@ -1,270 +1,127 @@
-"""Server side of a peer: its state, its replies to neighbours, and the admission of callers.
+"""Server side of a peer: requests of identified neighbours and their answers.
 
-Neighbours fetch messages; a peer never pushes them. A repeated request therefore gets the same bytes, a restarted peer
-can request what it lost, and no peer can fill the memory of another. The state is used on one event loop only.
-
-A round starts with a roll call. A neighbour takes part if a call in either direction is answered while both peers are
-in the roll call. Every other neighbour gets the answer "out" in this round, so both ends leave each other out.
-
-The caller is identified by its certificate alone. A refused request is logged with a named reason and changes nothing.
+A refused request is logged with a named reason and changes nothing. Pins are checked again at every request, and
+connections of a revoked certificate are closed within a second. A neighbour has few connections, each with one request
+at a time, and a limited rate of requests: a neighbour that sends more waits for itself only.
 """
 
 import asyncio
-import time
-from collections import Counter
-from collections.abc import Iterable
-from typing import Any
+from collections import defaultdict
 
-from pdsl.peer import tls
+from pdsl.peer.http1 import FAILED, Exchange, HttpConnection, TooLargeError
 from pdsl.peer.identity import Identity
-from pdsl.peer.messages import ANSWER, MODEL_PHASE, VECTOR, Answer, RefusedError, Request
+from pdsl.peer.limits import TokenBucket
+from pdsl.peer.listener import Listener
+from pdsl.peer.messages import MAX_CONTROL, RefusedError, Request
 from pdsl.peer.plan import TrainingPlan
+from pdsl.peer.state import ServerState
 from pdsl.peer.status import Events
 from pdsl.peer.trust_store import TrustStore
 from pdsl.utils.errors import PdslError
 
-SERVICE = "pdsl.Peer"
-
-
-class ServerState:
-    """Round, attendance and published messages of one peer, and its answers."""
-
-    def __init__(self, plan: str, neighbours: Iterable[int], poll: float, patience: float):
-        self.plan = plan  # hash
-        self.neighbours = frozenset(neighbours)
-        self.poll = poll  # seconds for which an answer "wait" is delayed
-        self.patience = patience  # seconds of silence of an awaited neighbour before this peer is blocked
-        self.round = 0
-        self.gathering = False  # the roll call is open
-        self.finished = False
-        self.waiting = False
-        self.awaited: set[int] = set()  # neighbours that can block this peer
-        self.waiting_since = 0.0
-        self.present: frozenset[int] = frozenset()  # neighbours in this round
-        self.arrived: set[int] = set()  # neighbours that called during the roll call
-        # Neighbours that are not awaited until they reach this round → their round when they got the answer "left".
-        self.away: dict[int, int | None] = {}
-        self.last_contact: dict[int, float] = dict.fromkeys(self.neighbours, time.monotonic())
-        self.last_request: dict[int, int] = dict.fromkeys(self.neighbours, 0)  # round
-        self.model: bytes | None = None  # for a neighbour that returns without a checkpoint
-        self._messages: dict[tuple[int, int], bytes] = {}  # (phase, receiver)
-        self._previous: tuple[int, frozenset[int], dict[tuple[int, int], bytes]] = (0, frozenset(), {})
-        self._fetched: set[tuple[int, int]] = set()
-        self._changed = asyncio.Event()
-
-    def begin_roll_call(self, t: int) -> None:
-        """Open the roll call of round t. The messages of the previous round stay available to slower neighbours."""
-        if self._messages:
-            self._previous = (self.round, self.present, self._messages)
-        self.round, self.gathering, self.present, self._messages = t, True, frozenset(), {}
-        self.arrived, self._fetched = set(), set()
-        self.notify()
-
-    def begin_round(self, present: Iterable[int]) -> None:
-        """Close the roll call and start the round with these neighbours."""
-        self.present, self.gathering = frozenset(present), False
-        self.notify()
-
-    def publish(self, phase: int, messages: dict[int, bytes]) -> None:
-        self._messages |= {(phase, j): content for j, content in messages.items()}
-        self.notify()
-
-    def drop(self, j: int) -> None:
-        """Exclude j from the rest of this round."""
-        self.present -= {j}
-        self.notify()
-
-    def leave(self, j: int) -> None:
-        """Continue without j until it reaches the round of this peer."""
-        self.away[j] = None
-
-    def finish(self) -> None:
-        self.finished = True
-        self.notify()
-
-    def wait_for(self, neighbours: set[int]) -> None:
-        """Report `waiting` from now on, and `blocked` while a neighbour in this set is silent."""
-        self.waiting, self.awaited, self.waiting_since = True, neighbours, time.monotonic()
-
-    def record_contact(self, j: int, t: int = 0) -> None:
-        self.last_contact[j] = time.monotonic()
-        self.last_request[j] = t or self.last_request[j]
-
-    def fetched_all(self, j: int) -> bool:
-        """Whether j has fetched all messages to it of this round."""
-        return all(key in self._fetched for key in self._messages if key[1] == j)
-
-    async def hello(self, j: int, t: int) -> Answer:
-        """Answer whether this peer is in round t with j; round 0 is a ping."""
-        self.record_contact(j, t)
-        if 0 < t >= self.round:
-            self.away.pop(j, None)
-        until = time.monotonic() + self.poll
-        while t > 0:
-            if self.finished:
-                return self._answer("finished")
-            if t < self.round:
-                return self._answer("left" if self._has_left(j, t) else "ahead")
-            if t == self.round:
-                if self.gathering:
-                    self.arrived.add(j)
-                    self.notify()
-                return self._answer("here" if self.gathering or j in self.present else "out")
-            if not await self.wait_for_change(until):
-                break
-        return self._answer("wait")
-
-    def _has_left(self, j: int, t: int) -> bool:
-        """Whether this peer continues without j, which is in round t.
-
-        If j moves on to a later round with other neighbours, this peer waits for it again.
-        """
-        noted = self.away.get(j)
-        if noted is not None and noted < t:
-            del self.away[j]
-        elif j in self.away:
-            self.away[j] = t
-        return j in self.away
-
-    async def fetch(self, j: int, t: int, phase: int) -> bytes:
-        """Return the message to j of a phase of round t, or an Answer."""
-        self.record_contact(j, t)
-        if phase == MODEL_PHASE:
-            return self._encoded_answer("wait") if self.model is None else VECTOR + self.model
-        until = time.monotonic() + self.poll
-        while True:
-            response = self._find_response(j, t, phase)
-            if response is not None:
-                return response
-            if not await self.wait_for_change(until):
-                return self._encoded_answer("wait")
-
-    def _find_response(self, j: int, t: int, phase: int) -> bytes | None:
-        """Look up the response to a fetch request; None if there is none yet."""
-        current = t == self.round
-        number, present, messages = (self.round, self.present, self._messages) if current else self._previous
-        if t > self.round or (current and self.gathering):
-            return self._encoded_answer("finished") if self.finished else None
-        if t != number or (not current and (phase, j) not in messages):
-            return self._encoded_answer("ahead")
-        if j not in present:
-            return self._encoded_answer("out")
-        if (phase, j) not in messages:
-            return None
-        if current:
-            self._fetched.add((phase, j))
-        return VECTOR + messages[phase, j]
-
-    def _answer(self, state: str) -> Answer:
-        return Answer(self.plan, state, self.round, self.gathering, self.waiting, self.blocked)
-
-    def _encoded_answer(self, state: str) -> bytes:
-        return ANSWER + self._answer(state).encode()
-
-    @property
-    def blocked(self) -> bool:
-        """Whether this peer waits for a silent neighbour."""
-        now = time.monotonic()
-        return self.waiting and any(
-            now - max(self.waiting_since, self.last_contact[j]) > self.patience for j in self.awaited
-        )
-
-    def notify(self) -> None:
-        """Wake all coroutines in `wait_for_change`."""
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def wait_for_change(self, until: float) -> bool:
-        """Wait for a change of state; False if there is none before the monotonic time `until`."""
-        left = until - time.monotonic()
-        if left <= 0:
-            return False
-        try:
-            await asyncio.wait_for(self._changed.wait(), left)
-        except TimeoutError:
-            return False
-        return True
+MAX_CONNECTIONS = 8  # per neighbour
+IDLE_SECONDS = 60.0  # after which a connection without requests is closed
+REQUEST_RATE, REQUEST_BURST = 200.0, 400.0  # per second and neighbour
+SWEEP_SECONDS = 1.0  # between checks for revoked certificates
+PATHS = ("/hello", "/fetch", "/goodbye")
+OK, BAD_REQUEST, FORBIDDEN, NOT_FOUND, TOO_LARGE = 200, 400, 403, 404, 413
 
 
 class Server:
-    """gRPC server that admits pinned neighbours and answers from a ServerState."""
+    """Server that admits pinned neighbours and answers from a ServerState."""
 
-    def __init__(
-        self,
-        grpc: Any,
-        own: Identity,
-        plan: TrainingPlan,
-        trust_store: TrustStore,
-        state: ServerState,
-        events: Events,
-    ):
-        self._grpc, self._own, self._plan = grpc, own, plan
-        self._trust_store, self._state, self._events = trust_store, state, events
+    def __init__(self, own: Identity, plan: TrainingPlan, trust_store: TrustStore, state: ServerState, events: Events):
+        self._own, self._plan, self._state, self._events = own, plan, state, events
         self._names = {plan.members[j].name: j for j in state.neighbours}
-        self._open: Counter[int] = Counter()  # requests in progress per neighbour
+        self._trust_store = trust_store
+        self._listener = Listener(own, trust_store, self._names, events, self.serve)
+        self._connections: dict[int, list[HttpConnection]] = defaultdict(list)  # oldest first
+        self._rates = {j: TokenBucket(REQUEST_RATE, REQUEST_BURST) for j in state.neighbours}
+        self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self, listen: str) -> int:
-        """Start to listen. Returns the port.
-
-        Certificates pinned at the start can connect. Pins are checked again at every call.
-        """
-        grpc = self._grpc
-        pinned = [pem for name in self._names for pem in self._trust_store.certificates(name)]
-        if not pinned:
+        """Start to listen. Returns the port."""
+        if not any(self._trust_store.certificates(name) for name in self._names):
             raise PdslError(f"no neighbour is pinned; pin at least one: pdsl peer pin {self._own.folder} CARD")
-        self._server = tls.create_server(grpc, len(self._names))
-        methods = {"Hello": self._hello, "Fetch": self._fetch}
-        handlers = {name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        try:
-            port: int = self._server.add_secure_port(listen, tls.server_credentials(grpc, self._own, pinned))
-        except RuntimeError as e:
-            raise PdslError(f"cannot listen on {listen}, which may be in use; choose another with --listen") from e
-        await self._server.start()
+        port = await self._listener.start(listen)
+        self._sweeper = asyncio.create_task(self._sweep())
         return port
 
     async def stop(self) -> None:
-        await self._server.stop(grace=0.2)
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        await self._listener.stop()
+        for connections in self._connections.values():
+            for connection in connections:
+                connection.close()
 
-    async def _hello(self, content: bytes, context: Any) -> bytes:
-        j, request = await self._admit(content, context)
+    async def serve(self, j: int, connection: HttpConnection) -> None:
+        """Serve a connection of neighbour j until either end closes it."""
+        same = self._connections[j]
+        same.append(connection)
+        if len(same) > MAX_CONNECTIONS:
+            same.pop(0).close()  # its own task ends with an error
         try:
-            return (await self._state.hello(j, request.round)).encode()
+            while (request := await self._receive(j, connection)) is not None:
+                status, body = await self._answer(j, connection.certificate, request)
+                reusable = await connection.respond(status, body, self._plan.timeouts.deadline)
+                if not reusable or status == FORBIDDEN:
+                    break
+        except FAILED:
+            pass  # the neighbour calls again
         finally:
-            self._open[j] -= 1
+            if connection in same:
+                same.remove(connection)
+            connection.writer.close()
 
-    async def _fetch(self, content: bytes, context: Any) -> bytes:
-        j, request = await self._admit(content, context)
+    async def _receive(self, j: int, connection: HttpConnection) -> Exchange | None:
+        await asyncio.sleep(self._rates[j].delay())
         try:
-            return await self._state.fetch(j, request.round, request.phase)
-        finally:
-            self._open[j] -= 1
+            return await connection.receive(MAX_CONTROL, IDLE_SECONDS)
+        except TooLargeError as e:
+            self._refuse(j, e.reason)
+            await connection.respond(TOO_LARGE, e.reason.encode(), self._plan.timeouts.deadline)
+            return None
 
-    async def _admit(self, content: bytes, context: Any) -> tuple[int, Request]:
-        """Identify the caller and decode its request. An invalid call is aborted with the reason."""
-        codes = self._grpc.StatusCode
-        j = None
+    async def _answer(self, j: int, certificate: bytes, request: Exchange) -> tuple[int, bytes]:
+        """Status and content of the response to a request."""
         try:
-            j = self._identify(context)
-            if self._open[j] >= tls.MAX_STREAMS:
-                raise RefusedError("too many requests")
-            request = Request.decode(content, self._plan.hash)
+            if self._listener.identify(certificate) != j:
+                raise RefusedError("certificate not pinned")
         except RefusedError as e:
-            caller = context.peer() if j is None else self._plan.members[j].name
-            self._events.log("refused", what="request", of=caller, reason=e.reason)
-            code = codes.PERMISSION_DENIED if j is None else codes.INVALID_ARGUMENT
-            await context.abort(code, e.reason)
-            raise
-        self._open[j] += 1
-        return j, request
+            self._refuse(j, e.reason)
+            return FORBIDDEN, e.reason.encode()
+        if request.method != "POST" or request.path not in PATHS:
+            return NOT_FOUND, b"path"
+        try:
+            asked = Request.decode(request.body, self._plan.hash, self._plan.config.rounds)
+        except RefusedError as e:
+            self._refuse(j, e.reason)
+            return BAD_REQUEST, e.reason.encode()
+        self._state.receipts.check(j, asked.served)
+        if request.path == "/goodbye":
+            self._state.record_goodbye(j)
+            self._events.log("goodbye", who=self._plan.members[j].name, round=self._state.round)
+            return OK, b""
+        if request.path == "/hello":
+            return OK, (await self._state.hello(j, asked.round)).encode()
+        return OK, await self._state.fetch(j, asked.round, asked.phase)
 
-    def _identify(self, context: Any) -> int:
-        """Find the neighbour whose pin equals the certificate of this connection byte for byte."""
-        auth = context.auth_context()
-        if auth.get("ssl_tls_version") != [tls.TLS_VERSION]:
-            raise RefusedError("not TLS 1.3")
-        (certificate,) = auth.get("x509_pem_cert") or [b""]
-        for name, j in self._names.items():
-            if certificate.decode() in self._trust_store.certificates(name):
-                return j
-        raise RefusedError("certificate not pinned")
+    def _refuse(self, j: int, reason: str) -> None:
+        self._events.log("refused", what="request", of=self._plan.members[j].name, reason=reason)
+
+    async def _sweep(self) -> None:
+        """Close connections whose certificate was revoked."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            for j, connections in self._connections.items():
+                for connection in list(connections):
+                    if not self._is_pinned(j, connection.certificate):
+                        self._refuse(j, "certificate not pinned")
+                        connection.close()
+
+    def _is_pinned(self, j: int, certificate: bytes) -> bool:
+        try:
+            return self._listener.identify(certificate) == j
+        except RefusedError:
+            return False

@@ -11,30 +11,43 @@ from pydantic import ValidationError
 from rich.table import Table
 
 from pdsl.peer.identity import RUN
+from pdsl.peer.limits import TokenBucket
 from pdsl.section import Section
 from pdsl.utils.errors import PdslError
-from pdsl.utils.format import format_epsilon
+from pdsl.utils.format import format_epsilon, printable
 
 STATUS = "status.json"
 WRITE_INTERVAL = 1.0  # seconds
 STALE_AFTER = 5.0  # seconds without a write after which the process is considered dead
-MAX_EVENTS = 10_000  # lines per process, so that invalid requests cannot fill the disk
+EVENT_RATE, EVENT_BURST = 0.1, 100.0  # lines per second and at once, for each kind of event and each neighbour
 
 
 class Events:
-    """Event log in JSON lines, with a count per kind of event."""
+    """Event log in JSON lines, with a count per kind of event.
+
+    Each neighbour, and all outsiders together, have their own quota of lines per kind of event. No caller can thus fill
+    the disk or hide the events of others. A line after omitted ones has their number as `more`.
+    """
 
     def __init__(self, path: Path):
         self.path = path
         self.counts: Counter[str] = Counter()
+        self._quotas: dict[tuple[str, object], TokenBucket] = {}
+        self._omitted: Counter[tuple[str, object]] = Counter()
         self._lock = threading.Lock()
 
     def log(self, kind: str, **facts: str | int | float | None) -> None:
+        """Log an event. `of` or `who` is the name of the neighbour that it is about; an outsider has an `address`."""
+        source = kind, facts.get("of") or facts.get("who")
         with self._lock:
             self.counts[kind] += 1
-            if self.counts.total() > MAX_EVENTS:
+            if not self._quotas.setdefault(source, TokenBucket(EVENT_RATE, EVENT_BURST)).take():
+                self._omitted[source] += 1
                 return
-            line = json.dumps({"time": round(time.time(), 3), "event": kind, **facts}, ensure_ascii=False)
+            if more := self._omitted.pop(source, 0):
+                facts["more"] = more
+            clean = {name: printable(fact) if isinstance(fact, str) else fact for name, fact in facts.items()}
+            line = json.dumps({"time": round(time.time(), 3), "event": kind, **clean}, ensure_ascii=False)
             try:
                 with self.path.open("a", encoding="utf-8") as file:
                     file.write(line + "\n")
@@ -131,5 +144,5 @@ def status_table(statuses: list[Status]) -> Table:
             for n in s.neighbours:
                 contact = f"last contact {n.heard_seconds_ago:g} s ago"
                 present = "in the round" if n.in_round else "not in the round"
-                table.add_row(f"  ↔ {n.name}", str(n.round), f"{n.state}, {present}, {contact}")
+                table.add_row(f"  ↔ {n.name}", str(n.round), f"{printable(n.state)}, {present}, {contact}")
     return table

@@ -3,18 +3,23 @@
 import asyncio
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from torch import Tensor
 
-from pdsl.peer import tls
 from pdsl.peer.attendance import RollCallResult
+from pdsl.peer.calls import Calls
 from pdsl.peer.client import Client
-from pdsl.peer.identity import PINS, Identity
+from pdsl.peer.http1 import FAILED
+from pdsl.peer.identity import PINS, RUN, Identity
 from pdsl.peer.messages import MODEL_PHASE, Header, encode
 from pdsl.peer.plan import TrainingPlan
-from pdsl.peer.server import Server, ServerState
+from pdsl.peer.receipts import FILE as RECEIPTS
+from pdsl.peer.receipts import Receipts
+from pdsl.peer.server import Server
+from pdsl.peer.state import ServerState
 from pdsl.peer.status import Events, NeighbourStatus
 from pdsl.peer.trust_store import TrustStore
 
@@ -22,10 +27,11 @@ T = TypeVar("T")
 
 
 class Loop:
-    """An event loop in a thread. Several peers in one process share it, as gRPC requires."""
+    """An event loop in a thread, which several peers in one process can share."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_handle_error)
         self._thread = threading.Thread(target=self._loop.run_forever, name="pdsl peer", daemon=True)
         self._thread.start()
 
@@ -43,33 +49,41 @@ class Loop:
         self._thread.join(timeout=5)
 
 
+def _handle_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report a fault of the program. Failures of connections are not reported here, because callers can cause them."""
+    if not isinstance(context.get("exception"), FAILED):
+        loop.default_exception_handler(context)
+
+
 class Transport:
     """Server and client of one peer."""
 
     def __init__(self, loop: Loop, own: Identity, plan: TrainingPlan, events: Events, d: int):
         self._loop, self._own, self._plan = loop, own, plan
         self.me = plan.agent(own.card.name)
-        grpc = tls.load_grpc()
         trust_store = TrustStore(own.folder / PINS)
         patience = plan.timeouts.patience
         poll = min(1.0, plan.timeouts.silence / 8, patience / 4)
-        self.state = ServerState(plan.hash, plan.neighbours(self.me), poll, patience)
-        self._server = Server(grpc, own, plan, trust_store, self.state, events)
-        self.client = Client(grpc, own, plan, trust_store, self.state, events, d)
+        neighbours = plan.neighbours(self.me)
+        self.receipts = Receipts(own.key, plan.hash, neighbours, own.folder / RUN / RECEIPTS)
+        self.state = ServerState(plan.hash, neighbours, self.receipts, poll, patience, plan.timeouts.silence)
+        self._server = Server(own, plan, trust_store, self.state, events)
+        self.calls = Calls(own, plan, trust_store, self.state, events, d)
+        self.client = Client(self.calls, self.me, plan, self.state, events, d)
 
     def start(self, listen: str | None = None) -> int:
         """Listen on an address, by default the card's, and connect. Returns the port."""
 
         async def start() -> int:
             port = await self._server.start(listen or self._own.card.address)
-            self.client.start()
+            self.calls.start()
             return port
 
         return self._loop.run(start())
 
     def stop(self) -> None:
         async def stop() -> None:
-            await self.client.stop()
+            await self.calls.stop()
             await self._server.stop()
 
         self._loop.run(stop())
@@ -85,6 +99,10 @@ class Transport:
         hash_ = self._plan.hash
         messages = {j: encode(Header(hash_, t, phase, sender=self.me, receiver=j), row) for j, row in rows.items()}
         return self._loop.run(self.client.exchange(t, phase, messages))
+
+    def note_release(self, t: int) -> None:
+        """Note that noisy vectors of round t can leave, for the receipts of neighbours."""
+        self.receipts.released_round = t
 
     def publish_model(self, x: Tensor) -> None:
         """Offer a model to neighbours that return without a checkpoint."""
@@ -110,6 +128,33 @@ class Transport:
 
         self._loop.run(finish())
 
+    @contextmanager
+    def goodbye_on_interrupt(self) -> Iterator[None]:
+        """Say goodbye to the neighbours if the run is interrupted, so that they do not wait for this peer."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._loop.run(self._say_goodbye())
+            raise
+
+    async def _say_goodbye(self) -> None:
+        await self._server.stop()  # an answer after the goodbye would revoke it
+        await self.calls.say_goodbye()
+
+    def describe_delays(self, seconds: float) -> list[str]:
+        """Name the neighbours that were late by more than a deadline or a tenth of `seconds`, the length of the run."""
+        limit = max(1.0, min(self._plan.timeouts.deadline, seconds / 10))
+        return [
+            f"{name} delivered {late:.0f} s later than most neighbours in total"
+            for name, late in self.waited_for().items()
+            if late > limit
+        ]
+
+    def waited_for(self) -> dict[str, float]:
+        """Seconds by which each neighbour was later than most, over all rounds."""
+        total = self.client.delays.total
+        return {neighbour.name: round(total[j], 1) for j, neighbour in self.client.neighbours.items()}
+
     def neighbour_statuses(self) -> list[NeighbourStatus]:
         state, now = self.state, time.monotonic()
         return [
@@ -118,7 +163,7 @@ class Transport:
                 state=neighbour.state,
                 in_round=j in state.present,
                 round=max(neighbour.at[0], state.last_request[j]),  # from its answers and its requests
-                heard_seconds_ago=round(now - state.last_contact[j], 1),
+                heard_seconds_ago=round(now - max(state.last_contact[j], state.calls.get(j, (0.0, 0.0))[1]), 1),
             )
             for j, neighbour in self.client.neighbours.items()
         ]

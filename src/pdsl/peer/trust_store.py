@@ -4,8 +4,9 @@ A neighbour has one pinned certificate, or two while it replaces its key. They a
 certificate from that file revokes it at once. Nothing else makes a certificate trusted: no authority and no name.
 """
 
+import errno
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -33,6 +34,23 @@ class TrustStore:
     """Pinned certificates in a folder `pins/`."""
 
     folder: Path
+    _read: dict[str, tuple[tuple[int, int, int], tuple[str, ...]]] = field(
+        default_factory=dict, compare=False, repr=False
+    )  # name → identity of the file when it was last read, and its certificates
+
+    def accepted(self, name: str) -> tuple[str, ...]:
+        """Pinned certificates of a neighbour, for a running peer: empty if the file is damaged or cannot be read now.
+
+        The file is read again only after a change, so a process without free file descriptors keeps its pins.
+        """
+        try:
+            found = self._file(name).stat()
+            version = found.st_ino, found.st_size, found.st_mtime_ns
+            if self._read.get(name, (None,))[0] != version:
+                self._read[name] = version, tuple(self.certificates(name))
+        except (OSError, PdslError):
+            return ()
+        return self._read[name][1]
 
     def certificates(self, name: str) -> list[str]:
         """Pinned certificates of a neighbour, as PEM; empty after revocation."""
@@ -42,6 +60,8 @@ class TrustStore:
         except FileNotFoundError:
             return []
         except OSError as e:
+            if e.errno in (errno.EMFILE, errno.ENFILE):
+                raise PdslError(f"{file}: {e.strerror}; close some files or raise the limit (ulimit -n)") from e
             raise DamagedPinsError(file, e.strerror or "cannot be read") from e
 
     def add(self, card: PeerInfo) -> bool:
@@ -89,7 +109,7 @@ class TrustStore:
         return self.folder / f"{name}.pem"
 
 
-@lru_cache(maxsize=1024)  # the server reads pins at every call
+@lru_cache(maxsize=1024)
 def _parse(content: bytes, name: str, file: Path) -> tuple[str, ...]:
     """Parse the certificates of a pin file."""
     if not content.strip():

@@ -12,6 +12,11 @@ def name_data(name: str) -> str:
     return "custom data" if name == "python" else name
 
 
+def printable(text: str, limit: int = 200) -> str:
+    """Text from outside for a terminal or a log: on one line, without control characters, and not long."""
+    return "".join(c if c.isprintable() else "?" for c in text[:limit])
+
+
 def percent(value: float | None) -> str:
     """One decimal."""
     return MISSING if value is None else f"{100 * value:.1f}{SPACE}%"

@@ -1,0 +1,167 @@
+"""Calls of a peer to its neighbours, and what their answers say about them.
+
+A neighbour that has not answered for a while is called again and again, and its connections are renewed.
+"""
+
+import asyncio
+import re
+import ssl
+import time
+from dataclasses import dataclass
+
+from pdsl.peer.connections import ConnectionPool, NoPinError
+from pdsl.peer.http1 import FAILED, Response
+from pdsl.peer.identity import Identity
+from pdsl.peer.listener import describe_failure
+from pdsl.peer.messages import MAX_CONTROL, PROOF_BYTES, Answer, RefusedError, Request, max_message_bytes
+from pdsl.peer.plan import TrainingPlan
+from pdsl.peer.server import BAD_REQUEST, FORBIDDEN, OK
+from pdsl.peer.state import ServerState
+from pdsl.peer.status import Events
+from pdsl.peer.trust_store import TrustStore
+
+RETRY_DELAY = 0.1  # seconds between failed attempts
+GOODBYE_SECONDS = 1.0  # to reach all neighbours
+REASON = re.compile(rb"[A-Za-z0-9 .]{1,40}")  # of a refusal, in a neighbour's words
+
+
+@dataclass
+class Neighbour:
+    """Connection to a neighbour, and its last known state."""
+
+    name: str
+    pool: ConnectionPool
+    state: str = "not contacted"
+    address: str = ""
+    at: tuple[int, bool] = (0, False)  # its round, and whether its roll call is open
+    waiting: bool = False  # it reports that it waits for other neighbours
+
+
+class Calls:
+    """Connections of one peer to all its neighbours."""
+
+    def __init__(
+        self,
+        own: Identity,
+        plan: TrainingPlan,
+        trust_store: TrustStore,
+        state: ServerState,
+        events: Events,
+        d: int,
+    ):
+        self._plan, self._d = plan, d
+        self._state, self._events = state, events
+        self._timeouts = plan.timeouts
+        cards = {j: plan.members[j] for j in sorted(state.neighbours)}
+        self.neighbours = {
+            j: Neighbour(card.name, ConnectionPool(own, card, trust_store), address=card.address)
+            for j, card in cards.items()
+        }
+        self.own_address = own.card.address
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._ping(j)) for j in self.neighbours]
+        self._tasks.append(asyncio.create_task(self._discount_own_pauses()))
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for neighbour in self.neighbours.values():
+            neighbour.pool.stop()
+
+    async def say_goodbye(self) -> None:
+        """Tell all neighbours that this peer ends now."""
+        requests = [
+            n.pool.request("/goodbye", self.encode_request(j, 0, 0), MAX_CONTROL) for j, n in self.neighbours.items()
+        ]
+        tasks = [asyncio.create_task(request) for request in requests]
+        _, late = await asyncio.wait(tasks, timeout=GOODBYE_SECONDS)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _ping(self, j: int) -> None:
+        """Ping a neighbour whenever there was no contact for a while."""
+        every = min(self._timeouts.silence / 4, self._timeouts.patience / 2)
+        while True:
+            await asyncio.sleep(every)
+            if time.monotonic() - self._state.last_contact[j] >= every:
+                await self.hello(j, 0)
+
+    async def _discount_own_pauses(self) -> None:
+        """Shift all clocks by time in which this process was stopped: it is not the neighbours' silence."""
+        every = min(self._timeouts.silence / 8, self._timeouts.patience / 4)
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(every)
+            pause = time.monotonic() - before - every
+            if pause > every:
+                self._state.waiting_since += pause
+                for j in self.neighbours:
+                    self._state.last_contact[j] += pause
+                self._state.calls = {j: (a, b + pause) for j, (a, b) in self._state.calls.items()}
+
+    async def hello(self, j: int, t: int) -> Answer | None:
+        """Ask j for its state in round t, 0 for a ping; None without a valid response."""
+        try:
+            response = await self.call(j, "/hello", self.encode_request(j, t, 0))
+            return None if response is None else self.note_answer(j, response)
+        except RefusedError as e:
+            self._events.log("refused", what="answer", of=self.neighbours[j].name, reason=e.reason)
+            return None
+
+    def encode_request(self, j: int, t: int, phase: int) -> bytes:
+        return Request(self._plan.hash, t, phase, self._state.receipts.held[j]).encode()
+
+    async def call(self, j: int, path: str, content: bytes) -> bytes | None:
+        """Response to one request; None if j cannot be reached, does not respond in time or rejects the request."""
+        neighbour = self.neighbours[j]
+        task = asyncio.ensure_future(
+            neighbour.pool.request(path, content, 1 + PROOF_BYTES + max_message_bytes(self._d))
+        )
+        began = time.monotonic()
+        try:
+            while not task.done():
+                await asyncio.wait({task}, timeout=self._timeouts.silence / 4)
+                contact = max(began, self._state.last_contact[j])
+                if not task.done() and time.monotonic() - contact > self._timeouts.silence:
+                    neighbour.pool.close()  # a silent connection may stay dead after the network is back
+                    return None
+            response = task.result()
+        except NoPinError:
+            neighbour.state = "no pin"
+            return None
+        except FAILED as e:
+            neighbour.state = "unreachable"
+            if isinstance(e, ssl.SSLError):
+                self._events.log("refused", what="handshake", of=neighbour.name, reason=describe_failure(e))
+            return None
+        finally:
+            task.cancel()
+        return await self._check_status(j, response)
+
+    async def _check_status(self, j: int, response: Response) -> bytes | None:
+        if response.status in (BAD_REQUEST, FORBIDDEN):
+            reason = response.body.decode() if REASON.fullmatch(response.body) else "no reason"
+            self.neighbours[j].state = f"rejects us: {reason}"
+            await asyncio.sleep(RETRY_DELAY)
+            return None
+        if response.status != OK:
+            raise RefusedError("status")
+        self._state.record_contact(j)
+        return response.body
+
+    def note_answer(self, j: int, content: bytes) -> Answer:
+        neighbour, answer = self.neighbours[j], Answer.decode(content, self._plan.hash, self._plan.config.rounds)
+        self._state.receipts.check(j, answer.served)
+        neighbour.at, neighbour.waiting = (answer.round, answer.gathering), answer.waiting
+        neighbour.state = "here" if answer.state != "finished" else "finished"
+        if answer.state == "unreached":
+            neighbour.state = f"cannot reach us at {self.own_address}"
+        return answer
+
+    def is_silent(self, j: int) -> bool:
+        """Whether calls to j are not answered."""
+        return time.monotonic() - self._state.last_contact[j] > self._timeouts.silence

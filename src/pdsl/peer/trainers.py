@@ -1,0 +1,27 @@
+"""Trainers of one organisation, one for each generation of its noise."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from pdsl.peer.experiment import bind_key
+from pdsl.peer.noise_log import Generation, LoggedNoise
+from pdsl.peer.plan import TrainingPlan
+from pdsl.training.experiment import Experiment
+from pdsl.training.trainer import Trainer, build_trainer
+from pdsl.utils.workers import Workers
+
+
+class Trainers:
+    """Trainers by generation, built when they are needed: the experiment has the key of this process."""
+
+    def __init__(self, e: Experiment, plan: TrainingPlan, me: int, number: int, on_release: Callable[[int], None]):
+        self._e, self._plan, self._me, self._number, self._on_release = e, plan, me, number, on_release
+        self._built: dict[int, Trainer] = {}
+
+    def get(self, generation: Generation, workers: Workers) -> Trainer:
+        number, key, log = generation
+        if number not in self._built:
+            e = self._e if number == self._number else bind_key(self._e, self._plan, self._me, key, number)
+            noise = LoggedNoise(e.sigma, e.streams, workers, log, self._on_release, sigma_scale=e.sigma_scale)
+            self._built[number] = replace(build_trainer(e, workers), noise=noise)
+        return self._built[number]
