@@ -292,10 +292,10 @@ class ShapleySettings(Section):
     empty_value: Literal["model", "zero"] = Field(
         "model", description="value of the empty coalition: that of the agent's model, or zero (paper)"
     )
-    weighting: Literal["contribution", "evidence", "minmax", "uniform"] = Field(
-        "contribution",
-        description="contribution: less for members that do harm or send nothing about records; evidence: less for"
-        " members that do harm; minmax: paper; uniform: equal weights, no valuation",
+    weighting: Literal["evidence", "contribution", "minmax", "uniform"] = Field(
+        "evidence",
+        description="evidence: less for members seen to do harm; contribution: also for members that send little about"
+        " records; minmax: paper; uniform: equal weights, no valuation",
     )
     memory: float = Field(0.97, gt=0, lt=1, description="evidence: decay per round of the evidence from earlier rounds")
     floor: float = Field(
