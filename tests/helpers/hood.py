@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,8 +77,15 @@ async def call(by: Identity, card: PeerInfo, content: bytes, path: str) -> Any:
 
 
 @contextmanager
-def run_hood(folder: Path, loop: Loop, count: int, timeouts: Timeouts, **settings: Any) -> Iterator[Hood]:
-    members = make_organisations(folder, count)
+def run_hood(
+    folder: Path,
+    loop: Loop,
+    count: int,
+    timeouts: Timeouts,
+    without_address: Collection[int] = (),
+    **settings: Any,
+) -> Iterator[Hood]:
+    members = make_organisations(folder, count, without_address)
     plan = make_plan(members, timeouts=timeouts, rounds=ROUNDS, **settings)
     events = [Events(member.folder / "events.jsonl") for member in members]
     for member in members:

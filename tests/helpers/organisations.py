@@ -4,6 +4,7 @@ import hashlib
 import json
 import pickle
 import socket
+from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,14 @@ from pdsl.utils.random import Streams
 NAMES = ("ada", "ben", "cleo", "dora", "eli", "fay", "gus", "hal")
 
 
-def make_organisations(folder: Path, count: int = 4) -> list[Identity]:
+def make_organisations(folder: Path, count: int = 4, without_address: Collection[int] = ()) -> list[Identity]:
     """Create folders with keys and local addresses whose ports are free at this moment."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         ports = [s.getsockname()[1] for s in sockets]
     return [
-        Identity.create(folder / name, name, f"127.0.0.1:{port}")
-        for name, port in zip(NAMES[:count], ports, strict=True)
+        Identity.create(folder / name, name, "none" if i in without_address else f"127.0.0.1:{port}")
+        for i, (name, port) in enumerate(zip(NAMES[:count], ports, strict=True))
     ]
 
 

@@ -37,7 +37,9 @@ Assignments = Annotated[
 def init(
     folder: Folder,
     name: Annotated[str | None, typer.Option(help="Short name of a-z, 0-9 and '-'.")] = None,
-    address: Annotated[str | None, typer.Option(help="host:port at which neighbours reach this organisation.")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="host:port at which neighbours reach this organisation; none if they cannot.")
+    ] = None,
     renew: Annotated[bool, typer.Option(help="Replace the key and the certificate.")] = False,
 ) -> None:
     """Create a folder with a private key, a certificate and a card for the plan's author."""
@@ -180,7 +182,9 @@ def pin(
 @app.command()
 def run(
     folder: Folder,
-    listen: Annotated[str | None, typer.Option(help="host:port to listen on, if not the card's address.")] = None,
+    listen: Annotated[
+        str | None, typer.Option(help="host:port to listen on, if not the card's address; none: open all connections.")
+    ] = None,
     device: Annotated[str, typer.Option(help="torch device: cpu, cuda, cuda:1, mps.")] = "cpu",
     workers: Annotated[int | None, typer.Option(min=1, help="Single-threaded workers; default: one per core.")] = None,
     as_json: AsJson = False,

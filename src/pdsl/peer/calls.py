@@ -7,6 +7,7 @@ import asyncio
 import re
 import ssl
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pdsl.peer.connections import ConnectionPool, NoPinError
@@ -18,7 +19,6 @@ from pdsl.peer.plan import TrainingPlan
 from pdsl.peer.server import BAD_REQUEST, FORBIDDEN, OK
 from pdsl.peer.state import ServerState
 from pdsl.peer.status import Events
-from pdsl.peer.trust_store import TrustStore
 
 RETRY_DELAY = 0.1  # seconds between failed attempts
 GOODBYE_SECONDS = 1.0  # to reach all neighbours
@@ -44,7 +44,7 @@ class Calls:
         self,
         own: Identity,
         plan: TrainingPlan,
-        trust_store: TrustStore,
+        pools: Mapping[int, ConnectionPool],
         state: ServerState,
         events: Events,
         d: int,
@@ -53,10 +53,7 @@ class Calls:
         self._state, self._events = state, events
         self._timeouts = plan.timeouts
         cards = {j: plan.members[j] for j in sorted(state.neighbours)}
-        self.neighbours = {
-            j: Neighbour(card.name, ConnectionPool(own, card, trust_store), address=card.address)
-            for j, card in cards.items()
-        }
+        self.neighbours = {j: Neighbour(card.name, pools[j], address=card.address) for j, card in cards.items()}
         self.own_address = own.card.address
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -30,6 +30,17 @@ class TooLargeError(RefusedError):
         super().__init__("size")
 
 
+class Stream(NamedTuple):
+    """Both directions of a connection.
+
+    `below` is kept because asyncio closes a connection whose reader is collected.
+    """
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    below: object = None
+
+
 class Exchange(NamedTuple):
     """Request that a server received."""
 
@@ -46,15 +57,35 @@ class Response(NamedTuple):
 class HttpConnection:
     """Either end of a connection to a peer whose certificate was compared with its pins."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, certificate: bytes, is_server: bool):
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        certificate: bytes,
+        is_server: bool,
+        below: object = None,
+    ):
         self.reader, self.writer = reader, writer
         self.certificate = certificate  # of the other end, DER
+        self._is_server = is_server
+        self._below = below
         self._h11 = h11.Connection(h11.SERVER if is_server else h11.CLIENT, MAX_HEADERS)
 
     @property
     def usable(self) -> bool:
         """Whether a request can be sent."""
         return self._h11.our_state is h11.IDLE and not (self.reader.at_eof() or self.writer.is_closing())
+
+    @property
+    def stream(self) -> Stream:
+        return Stream(self.reader, self.writer, self._below)
+
+    def reverse(self) -> "HttpConnection":
+        """The same connection with exchanged roles: the server sends requests from now on."""
+        made = HttpConnection(self.reader, self.writer, self.certificate, not self._is_server, self._below)
+        if ahead := self._h11.trailing_data[0]:  # a request may follow the last response at once
+            made._h11.receive_data(ahead)
+        return made
 
     def close(self) -> None:
         """Close at once, without waiting for the other end."""
@@ -64,14 +95,15 @@ class HttpConnection:
 
     async def receive(self, max_body: int, idle: float) -> Exchange | None:
         """Receive the next request; None if the other end closed the connection or sent nothing for `idle` seconds."""
-        try:
-            async with asyncio.timeout(idle):
-                first = await self.reader.read(READ_BYTES)
-        except TimeoutError:
-            return None
-        if not first:
-            return None
-        self._h11.receive_data(first)
+        if not self._h11.trailing_data[0]:
+            try:
+                async with asyncio.timeout(idle):
+                    first = await self.reader.read(READ_BYTES)
+            except TimeoutError:
+                return None
+            if not first:
+                return None
+            self._h11.receive_data(first)
         async with asyncio.timeout(REQUEST_SECONDS):
             request = await self._next_event()
             if not isinstance(request, h11.Request):

@@ -28,6 +28,7 @@ DATA, PUBLIC, WEIGHTS = "data.npz", "public.npz", "weights.safetensors"
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 ADDRESS = re.compile(r"(?:[A-Za-z0-9.-]{1,253}|\[[0-9a-fA-F:]{2,45}\]):([0-9]{1,5})")
+NO_ADDRESS = "none"  # of an organisation that calls its neighbours and cannot be called
 VALIDITY = (datetime.datetime(2020, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59))  # independent of any clock
 MAX_PEM = 4000  # characters of a certificate
 MAX_TOML = {"card": 20_000, "plan": 1_000_000}  # bytes
@@ -72,7 +73,7 @@ class PeerInfo:
     """Public description of an organisation, stored in `card.toml`."""
 
     name: str
-    address: str  # host:port on which it listens
+    address: str  # host:port on which it listens, or NO_ADDRESS
     certificate: str  # PEM
 
     @property
@@ -115,9 +116,11 @@ def check_name(name: str, where: str) -> None:
 
 
 def check_address(address: str, where: str) -> None:
+    if address == NO_ADDRESS:
+        return
     match = ADDRESS.fullmatch(address)
     if not match or not 0 < int(match[1]) < 65536:
-        raise PdslError(f"{where}: address {address!r:.80} is not host:port, like peer.example.org:7443")
+        raise PdslError(f"{where}: address {address!r:.80} is not host:port, like peer.example.org:7443, or none")
 
 
 def canonical_certificate(pem: str, name: str, where: str) -> str:

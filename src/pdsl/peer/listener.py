@@ -19,11 +19,10 @@ from pdsl.peer.identity import Identity
 from pdsl.peer.limits import MIN_FREE_FILES, TokenBucket, raise_file_limit
 from pdsl.peer.messages import RefusedError
 from pdsl.peer.status import Events
+from pdsl.peer.streams import CLOSE_SECONDS, HANDSHAKE_SECONDS
 from pdsl.peer.trust_store import TrustStore
 from pdsl.utils.errors import PdslError
 
-HANDSHAKE_SECONDS = 5.0
-CLOSE_SECONDS = 2.0  # to end a TLS connection
 MAX_HANDSHAKES = 256  # in progress
 MAX_HANDSHAKES_PER_ADDRESS = 32
 HANDSHAKE_RATE, HANDSHAKE_BURST = 50.0, 200.0  # per second and address
@@ -133,7 +132,7 @@ class Listener:
             transport, _ = await loop.connect_accepted_socket(
                 lambda: protocol,
                 connection,
-                ssl=self._current_context(),
+                ssl=self.current_context(),
                 ssl_handshake_timeout=HANDSHAKE_SECONDS,
                 ssl_shutdown_timeout=CLOSE_SECONDS,
             )
@@ -154,7 +153,7 @@ class Listener:
         self._serving.add(serving)
         serving.add_done_callback(self._serving.discard)
 
-    def _current_context(self) -> ssl.SSLContext:
+    def current_context(self) -> ssl.SSLContext:
         """TLS context with the current pins as trust anchors."""
         anchors = [pem for name in self._names for pem in self._trust_store.accepted(name)]
         if self._context is None or anchors != self._anchors:

@@ -5,13 +5,14 @@ from typing import NamedTuple
 
 from pdsl.peer.identity import CHARGE_MARKER, PINS, PLAN, Identity
 from pdsl.peer.plan import TrainingPlan
+from pdsl.peer.routes import find_contacts
 from pdsl.peer.trust_store import TrustStore
 from pdsl.utils.errors import PdslError
 from pdsl.utils.files import write_whole
 
 
 def join(own: Identity, plan: TrainingPlan) -> list[int]:
-    """Pin the neighbours' certificates and store the plan. Returns the neighbours.
+    """Pin the certificates of neighbours and relays, and store the plan. Returns the neighbours.
 
     Existing pins stay unchanged: joining again does not restore a revoked certificate.
     """
@@ -22,13 +23,12 @@ def join(own: Identity, plan: TrainingPlan) -> list[int]:
             f"the plan has another card for {own.card.name} than {own.folder}; send your card again and get a new plan"
         )
     trust_store = TrustStore(own.folder / PINS)
-    neighbours = plan.neighbours(me)
-    for j in neighbours:
+    for j in find_contacts(plan, me):
         if not (own.folder / PINS / f"{plan.members[j].name}.pem").exists():
             trust_store.add(plan.members[j])
         trust_store.certificates(plan.members[j].name)  # reports a damaged file now
     write_whole(own.folder / PLAN, plan.to_toml().encode())
-    return neighbours
+    return plan.neighbours(me)
 
 
 def load_plan(own: Identity) -> TrainingPlan:

@@ -121,6 +121,23 @@ class Request:
         return cls(plan, at, _check_integer(values, "phase", MODEL_PHASE), _check_receipt(values, last))
 
 
+@dataclass(frozen=True)
+class RelayRequest:
+    """Request to a relay for a connection with another member."""
+
+    plan: str
+    peer: int
+
+    def encode(self) -> bytes:
+        return json.dumps({"protocol": PROTOCOL, **vars(self)}).encode()
+
+    @classmethod
+    def decode(cls, content: bytes, plan: str) -> "RelayRequest":
+        values = _parse_control(content, {"plan", "peer"})
+        _check_plan(values, plan)
+        return cls(plan, _check_integer(values, "peer", 0))
+
+
 STATES = ("here", "wait", "unreached", "out", "ahead", "left", "finished")
 
 

@@ -25,7 +25,7 @@ from pdsl.algorithms import ALGORITHMS, PDSL
 from pdsl.algorithms.schedule import AUTO
 from pdsl.config import Config, load, validate
 from pdsl.models.zoo import DEFAULT_MODEL
-from pdsl.peer.identity import PeerInfo, parse_toml, read_toml
+from pdsl.peer.identity import NO_ADDRESS, PeerInfo, parse_toml, read_toml
 from pdsl.peer.model_check import check_model, needs_integers
 from pdsl.peer.source_check import check_path, check_paths, check_sources, code_paths, source_sha256
 from pdsl.section import Section
@@ -277,7 +277,10 @@ def validate_section(kind: type[S], name: str, values: object, where: str) -> S:
 def _check(plan: TrainingPlan) -> None:
     """Refuse settings that members cannot share in a file, or that would let a plan run code or read files."""
     config, names = plan.config, [card.name for card in plan.members]
-    if len(set(names)) < len(names) or len({card.address for card in plan.members}) < len(names):
+    addresses = [card.address for card in plan.members if card.address != NO_ADDRESS]
+    if not addresses:
+        raise PdslError("plan: no member has an address, so none can be called; at least one needs a host:port")
+    if len(set(names)) < len(names) or len(set(addresses)) < len(addresses):
         raise PdslError("plan: two members have the same name or address; include each card once")
     if len({card.certificate for card in plan.members}) < len(names):
         raise PdslError("plan: two members have the same certificate; include each card once")

@@ -12,8 +12,9 @@ from torch import Tensor
 from pdsl.peer.attendance import RollCallResult
 from pdsl.peer.calls import Calls
 from pdsl.peer.client import Client
+from pdsl.peer.dialling import Dialler
 from pdsl.peer.http1 import FAILED
-from pdsl.peer.identity import PINS, RUN, Identity
+from pdsl.peer.identity import NO_ADDRESS, PINS, RUN, Identity
 from pdsl.peer.messages import MODEL_PHASE, Header, encode
 from pdsl.peer.plan import TrainingPlan
 from pdsl.peer.receipts import FILE as RECEIPTS
@@ -68,14 +69,20 @@ class Transport:
         self.receipts = Receipts(own.key, plan.hash, neighbours, own.folder / RUN / RECEIPTS)
         self.state = ServerState(plan.hash, neighbours, self.receipts, poll, patience, plan.timeouts.silence)
         self._server = Server(own, plan, trust_store, self.state, events)
-        self.calls = Calls(own, plan, trust_store, self.state, events, d)
+        self._dialler = Dialler(own, plan, trust_store)
+        self.calls = Calls(own, plan, self._dialler.pools, self.state, events, d)
         self.client = Client(self.calls, self.me, plan, self.state, events, d)
 
     def start(self, listen: str | None = None) -> int:
-        """Listen on an address, by default the card's, and connect. Returns the port."""
+        """Listen on an address, by default the card's, and connect. Returns the port.
+
+        With the address none, all connections are opened by this peer.
+        """
 
         async def start() -> int:
-            port = await self._server.start(listen or self._own.card.address)
+            address = listen or self._own.card.address
+            port = await self._server.start(address)
+            self._dialler.start(self._server, listens=address != NO_ADDRESS)
             self.calls.start()
             return port
 
@@ -84,6 +91,7 @@ class Transport:
     def stop(self) -> None:
         async def stop() -> None:
             await self.calls.stop()
+            await self._dialler.stop()
             await self._server.stop()
 
         self._loop.run(stop())
