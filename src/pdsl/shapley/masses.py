@@ -22,7 +22,8 @@ from pdsl.shapley.coalitions import Values
 from pdsl.utils.inputs import Inputs, channels_last
 from pdsl.utils.workers import Workers
 
-MAX_RECORDS = 500  # public records whose gradients are computed
+MIN_RECORDS, MAX_RECORDS = 100, 500  # public records whose gradients are computed
+MAX_WORK = 2**21  # records times parameters, between these numbers of records
 ANCHOR_GROWTH = 1.25  # ratio of successive anchors, the rounds at which gradients of public records are computed
 BLOCKS = 8  # sums are kept for every BLOCKS-th round separately, for standard errors
 RIDGE = 1e-3  # relative to the mean diagonal of B·Bᵀ, so that groups with equal gradients do not cancel
@@ -77,10 +78,15 @@ def public_gradients(
     kernel: Kernel,
     workers: Workers,
 ) -> PublicGradients:
-    """Gradients of at most MAX_RECORDS public records; groups without records are left out."""
-    n = min(MAX_RECORDS, len(labels))
+    """Gradients of the first public records; groups without records are left out."""
+    n = count_records(network, labels)
     _, numbers = np.unique(groups[:n], return_inverse=True)
     return PublicGradients(network, inputs[:n], labels[:n], torch.from_numpy(numbers), C, kernel, workers)
+
+
+def count_records(network: Network, labels: Tensor) -> int:
+    """Number of public records whose gradients are computed: fewer for large models, which take longer."""
+    return min(len(labels), MAX_RECORDS, max(MIN_RECORDS, MAX_WORK // network.num_parameters))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from pdsl.shapley.coalitions import CoalitionPlan, Values, draw_orders, exact, m
 from pdsl.tasks import Task
 from pdsl.utils.inputs import Inputs
 
-MAX_RECORDS = 300  # public records that imitate the coalitions'
 MAX_EXACT_PARTIES = 7  # up to which all coalitions are trained; for more, two circles of permutations
 CIRCLES = 2
 CHUNK = 2**24  # numbers of the outputs of all coalitions that are held at once

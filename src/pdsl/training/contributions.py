@@ -10,7 +10,7 @@ from torch import Tensor
 from pdsl.data.partition import strata
 from pdsl.shapley.account import Account, make_account
 from pdsl.shapley.coalitions import Values
-from pdsl.shapley.masses import MAX_RECORDS, Masses, estimate_masses
+from pdsl.shapley.masses import Masses, count_records, estimate_masses
 from pdsl.shapley.retraining import DataGame, find_head, plan_coalitions
 from pdsl.training.experiment import Experiment
 from pdsl.training.trainer import EMAState, State
@@ -66,11 +66,12 @@ def add_receivers(rows: Sequence[Values] | Values, members: Sequence[Sequence[in
 
 def build_game(e: Experiment, mean: Tensor, rounds: int) -> DataGame:
     """The data game of a run; PdslError if the model does not end with a linear layer."""
-    inputs, labels = e.validation[0][:MAX_RECORDS], e.validation[1][:MAX_RECORDS]
+    n = count_records(e.network, e.validation[1])
+    inputs, labels = e.validation[0][:n], e.validation[1][:n]
     head = find_head(e.network, e.network.initial_parameters(), mean, inputs)
     if head is None:
         raise PdslError("no account of contributions: the model's output is not that of a linear layer")
-    _, groups = np.unique(strata(e.validation[1])[:MAX_RECORDS], return_inverse=True)
+    _, groups = np.unique(strata(e.validation[1])[:n], return_inverse=True)
     momentum = float(getattr(e.config.algorithm, "momentum", 0.0))
     rates = e.learning_rates[:rounds]
     return DataGame(head, labels, torch.from_numpy(groups), e.task, rates, momentum, e.config.privacy.max_grad_norm)
