@@ -27,7 +27,7 @@ import torch
 
 from pdsl.algorithms import PDSL
 from pdsl.config import Config, load
-from pdsl.data.custom import load_public, load_records
+from pdsl.data.files import load_public, load_records
 from pdsl.peer.connections import ConnectionPool
 from pdsl.peer.http1 import FAILED
 from pdsl.peer.identity import PINS, Identity, PeerInfo

@@ -157,12 +157,13 @@ def pin(
     """Accept a neighbour's new certificate, or revoke one. Without arguments, list the pinned certificates."""
     from pdsl.peer.identity import PINS, Identity, PeerInfo, fingerprint
     from pdsl.peer.membership import load_plan
+    from pdsl.peer.routes import find_contacts
     from pdsl.peer.trust_store import TrustStore
 
     own = Identity.load(folder)
     plan = load_plan(own)
     trust_store = TrustStore(own.folder / PINS)
-    neighbours = [plan.members[j].name for j in plan.neighbours(plan.agent(own.card.name))]
+    neighbours = [plan.members[j].name for j in find_contacts(plan, plan.agent(own.card.name))]
     if card is not None:
         read = PeerInfo.read(card)
         if read.name not in neighbours:

@@ -3,11 +3,13 @@
 Reading order:
 
     identity, plan, membership, trust_store   key and certificate, agreed settings, joining, pinned certificates
-    messages, tls, http1                      wire format, mutual TLS, HTTP/1.1 connections
+    messages, receipts, tls, http1, streams   wire format, proof of rounds sent, mutual TLS, HTTP/1.1, ways to connect
     listener, limits, server, state           incoming connections and their limits, replies
-    connections, client, attendance           outgoing connections, requests, roll call of a round
+    connections, calls                        outgoing connections, requests
+    routes, dialling, relay                   members that cannot be called
+    client, attendance, delays                rounds: roll call, exchange, limits on waiting
     transport, engine                         blocking interface to the network, `Engine` for one agent
     ledger, noise_log                         privacy budget, and proof that each noise draw is used once
-    experiment, runner                        the experiment of one agent, its round loop and its results
-    status, demo                              event log and status file, four local peers
+    experiment, trainers, runner              the experiment of one agent, its round loop and its results
+    status, termination, demo                 event log and status file, SIGTERM, four local peers
 """

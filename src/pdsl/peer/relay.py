@@ -6,6 +6,7 @@ both directions. The two start TLS with each other inside, so the relay sees onl
 
 import asyncio
 from collections import Counter, defaultdict
+from collections.abc import Callable
 
 from pdsl.peer.http1 import FAILED, HttpConnection
 from pdsl.peer.messages import RefusedError, RelayRequest
@@ -29,12 +30,14 @@ class Relay:
         self._plan, self._pairs = plan, find_relayed_pairs(plan, me)
         self._waiting: dict[tuple[int, int], list[HttpConnection]] = defaultdict(list)  # (waiting, calling)
         self._tunnels: Counter[tuple[int, int]] = Counter()
+        self._ends: dict[HttpConnection, int] = {}  # all connections taken over → member
 
     async def take(self, j: int, connection: HttpConnection, path: str, body: bytes) -> bool:
         """Take over a connection of member j that waits or calls. Returns whether it still answers requests."""
         other = RelayRequest.decode(body, self._plan.hash).peer
         if (j, other) not in self._pairs:
             raise RefusedError("relay")
+        self._ends[connection] = j
         if path == "/listen":
             waiting = self._waiting[j, other]
             waiting.append(connection)
@@ -69,7 +72,14 @@ class Relay:
             found.close()
         return None
 
-    def close(self) -> None:
-        for connections in self._waiting.values():
-            for connection in connections:
+    def drop_unless(self, is_pinned: Callable[[int, bytes], bool]) -> None:
+        """Close connections of certificates that are not pinned any more."""
+        for connection, j in list(self._ends.items()):
+            if connection.writer.is_closing():
+                del self._ends[connection]
+            elif not is_pinned(j, connection.certificate):
                 connection.close()
+
+    def close(self) -> None:
+        for connection in self._ends:
+            connection.close()

@@ -155,6 +155,7 @@ class Server:
         """Close connections whose certificate was revoked."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
+            self._relay.drop_unless(self._is_pinned)
             for j, connections in self._connections.items():
                 for connection in list(connections):
                     if not self._is_pinned(j, connection.certificate):
