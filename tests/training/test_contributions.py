@@ -1,9 +1,11 @@
 """The account of a run, against the values of the parties' true data."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 import pdsl
 from pdsl.shapley.account import Account
@@ -81,7 +83,7 @@ def test_a_saved_run_has_the_same_account(result: pdsl.Result, tmp_path: Path) -
         ({"privacy": {"mode": "none", "clipping": "batch"}}, "clipping=batch hides numbers of records"),
     ],
 )
-def test_a_run_without_an_account_says_why(settings: dict, message: str) -> None:  # type: ignore[type-arg]
+def test_a_run_without_an_account_says_why(settings: dict[str, Any], message: str) -> None:
     found = pdsl.train(data="digits", rounds=1, baselines="none", **{"privacy": {"mode": "none"}, **settings})
     with pytest.raises(pdsl.PdslError, match=message):
         _ = found.contributions
@@ -92,16 +94,10 @@ def test_a_regression_has_an_account_in_units_of_its_error() -> None:
     x = generator.normal(size=(600, 3)).astype(np.float32)
     y = (x @ np.array([1.0, -2.0, 0.5], dtype=np.float32)).astype(np.float32)
     found = pdsl.train(
-        data=(x, y), graph={"kind": "ring", "agents": 3}, rounds=15, model=pdsl_linear(), baselines="none",
+        data=(x, y), graph={"kind": "ring", "agents": 3}, rounds=15, model=nn.Linear(3, 1), baselines="none",
         privacy={"mode": "none", "clipping": "per-sample"},
     )  # fmt: skip
     account = found.contributions
     assert account.metric == "rmse"
     assert account.end < account.start
     assert account.gain == pytest.approx(account.start - account.end)
-
-
-def pdsl_linear() -> object:
-    import torch
-
-    return torch.nn.Linear(3, 1)
