@@ -4,6 +4,7 @@ import base64
 import socket
 import sys
 import threading
+from contextlib import suppress
 
 
 class Proxy:
@@ -56,6 +57,8 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
     except OSError:
         pass
     for end in (source, target):
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)  # a socket that another thread reads is not closed otherwise
         end.close()
 
 

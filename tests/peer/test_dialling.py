@@ -198,3 +198,16 @@ def test_a_relay_closes_connections_of_a_revoked_member(tmp_path: Path, loop: Lo
         ends = hood.peers[0]._server._relay._ends
         until(lambda: all(j != 1 or end.writer.is_closing() for end, j in list(ends.items())))
         until(lambda: not hood.peers[1].calls.neighbours[2].pool.is_open)
+
+
+def test_connections_that_were_dropped_silently_are_renewed(tmp_path: Path, loop: Loop) -> None:
+    """The neighbour has lost its ends of all connections, and no end of them is closed."""
+    quick = Timeouts(silence=3.0, patience=2.0, deadline=20.0, start=20.0)
+    with run_hood(tmp_path, loop, 2, quick, {1}, graph={"kind": "full", "agents": 2}) as hood:
+        ada = hood.peers[0]
+        until(lambda: ada.state.reaches(1))
+        pool = ada.calls.neighbours[1].pool
+        kept = pool._idle
+        pool._idle, pool._reversed = [], []
+        until(lambda: bool(pool._reversed))
+        assert all(connection not in kept for connection in pool._reversed)

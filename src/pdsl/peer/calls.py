@@ -56,6 +56,7 @@ class Calls:
         self.neighbours = {j: Neighbour(card.name, pools[j], address=card.address) for j, card in cards.items()}
         self.own_address = own.card.address
         self._tasks: list[asyncio.Task[None]] = []
+        self._unclaimed: set[asyncio.Task[Response]] = set()
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._ping(j)) for j in self.neighbours]
@@ -115,9 +116,7 @@ class Calls:
     async def call(self, j: int, path: str, content: bytes) -> bytes | None:
         """Response to one request; None if j cannot be reached, does not respond in time or rejects the request."""
         neighbour = self.neighbours[j]
-        task = asyncio.ensure_future(
-            neighbour.pool.request(path, content, 1 + PROOF_BYTES + max_message_bytes(self._d))
-        )
+        task = asyncio.create_task(neighbour.pool.request(path, content, 1 + PROOF_BYTES + max_message_bytes(self._d)))
         began = time.monotonic()
         try:
             while not task.done():
@@ -136,8 +135,22 @@ class Calls:
                 self._events.log("refused", what="handshake", of=neighbour.name, reason=describe_failure(e))
             return None
         finally:
-            task.cancel()
+            if not task.done():
+                self._let_finish(task)
         return await self._check_status(j, response)
+
+    def _let_finish(self, task: "asyncio.Task[Response]") -> None:
+        """Let a request finish that has no caller any more: a request that is cut off costs its connection."""
+        self._unclaimed.add(task)
+        timer = asyncio.get_running_loop().call_later(self._timeouts.silence, task.cancel)
+
+        def end(task: "asyncio.Task[Response]") -> None:
+            timer.cancel()
+            self._unclaimed.discard(task)
+            if not task.cancelled():
+                task.exception()  # a failure is of no interest
+
+        task.add_done_callback(end)
 
     async def _check_status(self, j: int, response: Response) -> bytes | None:
         if response.status in (BAD_REQUEST, FORBIDDEN):

@@ -5,20 +5,24 @@ address either, it meets at a relay: the member that comes first in the plan cal
 """
 
 import asyncio
+import time
 from functools import partial
 
 from pdsl.peer.connections import ConnectionPool, Dial, NoPinError
-from pdsl.peer.http1 import FAILED, Stream
+from pdsl.peer.http1 import FAILED, HttpConnection, Stream
 from pdsl.peer.identity import Identity
 from pdsl.peer.messages import MAX_CONTROL, RefusedError, RelayRequest, Request
 from pdsl.peer.plan import TrainingPlan
 from pdsl.peer.relay import READY
 from pdsl.peer.routes import find_relays, has_address
 from pdsl.peer.server import OK, Server
+from pdsl.peer.state import ServerState
 from pdsl.peer.trust_store import TrustStore
 
 CONNECTIONS = 3  # kept open for the requests of a neighbour
 RETRY_DELAY = 0.2  # seconds after a failure
+DIAL_SECONDS = 20.0  # to open a connection, through a proxy or a relay
+WAIT_SECONDS = 60.0  # at a relay, before a new connection replaces one that may be dead
 
 
 class Dialler:
@@ -30,6 +34,7 @@ class Dialler:
         relays = {r for j in neighbours for r in find_relays(plan, self._me, j)}
         self._relays = {r: ConnectionPool(own, plan.members[r], trust_store) for r in relays}
         self._tasks: list[asyncio.Task[None]] = []
+        self._open: dict[int, set[HttpConnection]] = {j: set() for j in neighbours}  # for requests of a neighbour
         self.pools = {j: ConnectionPool(own, plan.members[j], trust_store, self._find_way(j)) for j in neighbours}
 
     def _find_way(self, j: int) -> Dial | None:
@@ -39,7 +44,7 @@ class Dialler:
         """Whether this peer calls neighbour j through a relay."""
         return self._me < j and bool(find_relays(self._plan, self._me, j))
 
-    def start(self, server: Server, listens: bool) -> None:
+    def start(self, server: Server, state: ServerState, listens: bool) -> None:
         """Accept reversed connections, and open some if this peer does not listen."""
         server.on_reverse = lambda j, connection: self.pools[j].adopt(connection)
         if listens:
@@ -47,6 +52,7 @@ class Dialler:
         for j, pool in self.pools.items():
             if has_address(self._plan, j) or self._calls(j):
                 loops = [self._keep_reversed(j, pool, server) for _ in range(CONNECTIONS)]
+                loops.append(self._renew_silent(j, state))
             else:
                 relays = find_relays(self._plan, self._me, j)
                 loops = [self._keep_waiting(j, r, server) for r in relays for _ in range(2)]
@@ -63,15 +69,27 @@ class Dialler:
         """Keep a connection open over which neighbour j sends requests."""
         while True:
             try:
-                connection = await pool.dial()
-                body = Request(self._plan.hash, 0, 0).encode()
-                response = await connection.request("/reverse", self._plan.members[j].name, body, MAX_CONTROL)
+                async with asyncio.timeout(DIAL_SECONDS):
+                    connection = await pool.dial()
+                    body = Request(self._plan.hash, 0, 0).encode()
+                    response = await connection.request("/reverse", self._plan.members[j].name, body, MAX_CONTROL)
                 if response.status == OK:
+                    self._open[j].add(connection)
                     await server.serve(j, connection.reverse())
+                    self._open[j].discard(connection)
                 connection.close()
             except (*FAILED, NoPinError, RefusedError):
                 pass
             await asyncio.sleep(RETRY_DELAY)
+
+    async def _renew_silent(self, j: int, state: ServerState) -> None:
+        """Close the connections for the requests of j if none arrives: a firewall may have dropped them silently."""
+        while True:
+            await asyncio.sleep(state.silence / 2)
+            last = state.calls.get(j, (0.0, 0.0))[1]
+            if time.monotonic() - last > state.silence / 2:
+                for connection in self._open[j]:
+                    connection.close()
 
     async def _keep_waiting(self, j: int, relay: int, server: Server) -> None:
         """Wait at a relay for connections of neighbour j, and serve them."""
@@ -79,10 +97,13 @@ class Dialler:
         try:
             while True:
                 try:
-                    connection = await self._relays[relay].dial()
+                    async with asyncio.timeout(DIAL_SECONDS):
+                        connection = await self._relays[relay].dial()
                     body = RelayRequest(self._plan.hash, j).encode()
                     name = self._plan.members[relay].name
-                    if (await connection.request("/listen", name, body, MAX_CONTROL)).status == OK:
+                    async with asyncio.timeout(WAIT_SECONDS):
+                        response = await connection.request("/listen", name, body, MAX_CONTROL)
+                    if response.status == OK:
                         connection.writer.write(READY)
                         task = asyncio.create_task(_quietly(server, j, connection.stream))
                         serving.add(task)
@@ -101,8 +122,10 @@ class Dialler:
         body = RelayRequest(self._plan.hash, j).encode()
         for relay, pool in ((r, self._relays[r]) for r in find_relays(self._plan, self._me, j)):
             try:
-                connection = await pool.dial()
-                response = await connection.request("/connect", self._plan.members[relay].name, body, MAX_CONTROL)
+                async with asyncio.timeout(DIAL_SECONDS):
+                    connection = await pool.dial()
+                    name = self._plan.members[relay].name
+                    response = await connection.request("/connect", name, body, MAX_CONTROL)
             except (*FAILED, NoPinError, RefusedError):
                 continue
             if response.status == OK:

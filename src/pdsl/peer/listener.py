@@ -138,7 +138,8 @@ class Listener:
             )
         except (OSError, ssl.SSLError) as e:
             connection.close()
-            self._events.log("refused", what="handshake", address=address, reason=describe_failure(e))
+            if not isinstance(e, ConnectionResetError):  # a caller that gave up was not refused
+                self._events.log("refused", what="handshake", address=address, reason=describe_failure(e))
             return
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         try:

@@ -82,7 +82,7 @@ class Transport:
         async def start() -> int:
             address = listen or self._own.card.address
             port = await self._server.start(address)
-            self._dialler.start(self._server, listens=address != NO_ADDRESS)
+            self._dialler.start(self._server, self.state, listens=address != NO_ADDRESS)
             self.calls.start()
             return port
 
