@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -290,3 +291,29 @@ def test_connections_per_neighbour_are_limited(hood: Hood) -> None:
     assert sum(isinstance(answer, bytes) for answer in answers) <= MAX_CONNECTIONS
     assert isinstance(hood.call(hood.members[1], Request(hood.plan.hash, 0, 0).encode()), bytes)
     assert len(hood.peers[0]._server._connections[1]) <= MAX_CONNECTIONS
+
+
+def test_a_goodbye_ends_a_roll_call_and_an_exchange_that_wait_for_the_peer(tmp_path: Path, loop: Loop) -> None:
+    slow = Timeouts(silence=60.0, patience=30.0, deadline=100.0, start=100.0)
+    with run_hood(tmp_path, loop, 3, slow) as hood, ThreadPoolExecutor(2) as pool:
+        hood.together(lambda peer: peer.roll_call(1))
+        start = time.monotonic()
+        waiting = [pool.submit(exchange(1, 0), peer) for peer in hood.peers[:2]]
+        time.sleep(1.0)
+        loop.run(hood.peers[2]._say_goodbye())
+        assert [set(life.result(30)) for life in waiting] == [{1}, {0}]
+        assert [life.result(30).present for life in [pool.submit(p.roll_call, 2) for p in hood.peers[:2]]] == [{1}, {0}]
+        assert time.monotonic() - start < 20
+
+
+def test_a_goodbye_during_a_roll_call_ends_the_wait(tmp_path: Path, loop: Loop) -> None:
+    slow = Timeouts(silence=60.0, patience=30.0, deadline=100.0, start=100.0)
+    with run_hood(tmp_path, loop, 3, slow) as hood, ThreadPoolExecutor(2) as pool:
+        hood.together(lambda peer: peer.roll_call(1))
+        hood.together(exchange(1, 0))
+        start = time.monotonic()
+        waiting = [pool.submit(peer.roll_call, 2) for peer in hood.peers[:2]]
+        time.sleep(1.0)
+        loop.run(hood.peers[2]._say_goodbye())
+        assert [life.result(30).present for life in waiting] == [{1}, {0}]
+        assert time.monotonic() - start < 20

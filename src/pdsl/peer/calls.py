@@ -21,7 +21,8 @@ from pdsl.peer.state import ServerState
 from pdsl.peer.status import Events
 
 RETRY_DELAY = 0.1  # seconds between failed attempts
-GOODBYE_SECONDS = 1.0  # to reach all neighbours
+CHECK_SECONDS = 0.5  # between checks whether a callee is silent or has said goodbye
+GOODBYE_SECONDS = 2.0  # to reach all neighbours
 REASON = re.compile(rb"[A-Za-z0-9 .]{1,40}")  # of a refusal, in a neighbour's words
 
 
@@ -120,9 +121,10 @@ class Calls:
         began = time.monotonic()
         try:
             while not task.done():
-                await asyncio.wait({task}, timeout=self._timeouts.silence / 4)
+                await asyncio.wait({task}, timeout=min(CHECK_SECONDS, self._timeouts.silence / 4))
                 contact = max(began, self._state.last_contact[j])
-                if not task.done() and time.monotonic() - contact > self._timeouts.silence:
+                silent = j in self._state.departed or time.monotonic() - contact > self._timeouts.silence
+                if not task.done() and silent:
                     neighbour.pool.close()  # a silent connection may stay dead after the network is back
                     return None
             response = task.result()
@@ -137,7 +139,7 @@ class Calls:
         finally:
             if not task.done():
                 self._let_finish(task)
-        return await self._check_status(j, response)
+        return await self._check_status(j, response, began)
 
     def _let_finish(self, task: "asyncio.Task[Response]") -> None:
         """Let a request finish that has no caller any more: a request that is cut off costs its connection."""
@@ -152,7 +154,7 @@ class Calls:
 
         task.add_done_callback(end)
 
-    async def _check_status(self, j: int, response: Response) -> bytes | None:
+    async def _check_status(self, j: int, response: Response, began: float) -> bytes | None:
         if response.status in (BAD_REQUEST, FORBIDDEN):
             reason = response.body.decode() if REASON.fullmatch(response.body) else "no reason"
             self.neighbours[j].state = f"rejects us: {reason}"
@@ -160,7 +162,7 @@ class Calls:
             return None
         if response.status != OK:
             raise RefusedError("status")
-        self._state.record_contact(j)
+        self._state.record_contact(j, began)
         return response.body
 
     def note_answer(self, j: int, content: bytes) -> Answer:

@@ -131,7 +131,8 @@ class Client:
                 now, first_call = time.monotonic(), self._state.calls.get(j, (0.0, 0.0))[0]
                 online = t > 1 or first_call or j in self._state.answered
                 patience = silence if online else self._timeouts.start
-                silent = now - max(began, self._state.last_contact[j], first_call) > patience
+                contact = max(began, self._state.last_contact[j], first_call)
+                silent = j in self._state.departed or now - contact > patience
                 if j in attendance.pending and (silent or now - began > max(patience, self._timeouts.deadline)):
                     attendance.give_up(j)
                     self._exclude(j, self._describe_silence(j) if silent else "late")

@@ -9,6 +9,7 @@ neighbour gets the answer "out" in this round, so both ends leave each other out
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Iterable
 
@@ -46,7 +47,7 @@ class ServerState:
         self.away: dict[int, int | None] = {}
         self.last_contact = dict.fromkeys(self.neighbours, time.monotonic())  # last answered call, or the start
         self.answered: set[int] = set()  # neighbours that have answered a call
-        self.departed: set[int] = set()  # neighbours that said goodbye
+        self.departed: dict[int, float] = {}  # neighbours that said goodbye → time
         self.calls: dict[int, tuple[float, float]] = {}  # times of a neighbour's first and last call
         self.last_request: dict[int, int] = dict.fromkeys(self.neighbours, 0)  # round
         self.model: bytes | None = None  # for a neighbour that returns without a checkpoint
@@ -89,17 +90,19 @@ class ServerState:
         """Report `waiting` from now on, and `blocked` while a neighbour in this set is silent."""
         self.waiting, self.awaited, self.waiting_since = True, neighbours, time.monotonic()
 
-    def record_contact(self, j: int) -> None:
-        """Note that j has answered a call."""
+    def record_contact(self, j: int, began: float = math.inf) -> None:
+        """Note that j has answered a call. An answer to a call from before its goodbye is ignored."""
+        if began < self.departed.get(j, 0.0):
+            return
         self.last_contact[j] = time.monotonic()
-        self.departed.discard(j)
+        self.departed.pop(j, None)
         if j not in self.answered:
             self.answered.add(j)
             self.notify()
 
     def record_goodbye(self, j: int) -> None:
         """Note that j has ended: it is silent from now on, until it answers a call."""
-        self.departed.add(j)
+        self.departed[j] = time.monotonic()
         self.answered.discard(j)
         self.last_contact[j] = time.monotonic() - 2 * self.silence
         self.calls.pop(j, None)
