@@ -53,7 +53,7 @@ def test_the_api_page_has_every_public_name() -> None:
 def test_the_table_of_benchmarks_has_every_script() -> None:
     table = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
     scripts = [path.name for path in (ROOT / "benchmarks").glob("*.py") if path.name != "__init__.py"]
-    commands = {script: (f"`python benchmarks/{script}", f"`python -m benchmarks.{script[:-3]}`") for script in scripts}
+    commands = {script: (f"`python benchmarks/{script}", f"`python -m benchmarks.{script[:-3]}") for script in scripts}
     assert [script for script, forms in commands.items() if not any(form in table for form in forms)] == []
     for link in re.findall(r"\]\(\.\./([^)#]+)", table):
         assert (ROOT / link).exists(), link
