@@ -105,5 +105,5 @@ def test_two_of_four_organisations_without_inbound_route_finish_a_run(
     logs = [(site.folder / "process.log").read_text()[-300:] for site in sites]
     assert [site.process.exitcode for site in sites] == [0] * 4, logs
     for site in sites:
-        assert all(len(row["present"]) == 3 and "lost" not in row for row in site.rows) and len(site.rows) == ROUNDS
+        assert [row for row in site.rows if len(row["present"]) < 3 or "lost" in row] == [] and len(site.rows) == ROUNDS
         assert ledger_matches_log(site)
