@@ -3,11 +3,45 @@
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
-from pdsl.shapley.masses import BLOCKS, Basis, add_round, empty_sums, estimate_masses, estimate_totals, is_anchor
+from pdsl.gradients.clipping import clip_per_sample
+from pdsl.gradients.per_example import LAYERS
+from pdsl.models.network import Network
+from pdsl.shapley.last_layer import LastLayer, find_last_layer
+from pdsl.shapley.masses import (
+    BLOCKS,
+    ISOTROPIC,
+    Basis,
+    PublicGradients,
+    add_round,
+    empty_sums,
+    estimate_masses,
+    estimate_totals,
+    is_anchor,
+    make_basis,
+)
 from pdsl.shapley.trust import MIN_MASS, mass_trust
+from pdsl.utils.workers import Workers
 
 GROUPS, D, SENDERS = 4, 200, 3
+INPUTS = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
+LABELS = torch.arange(40) % 3
+
+
+def last_layer(module: nn.Module, inputs: Tensor) -> LastLayer:
+    layer = find_last_layer(Network(module), inputs)
+    assert layer is not None
+    return layer
+
+
+LAYER = last_layer(nn.Linear(D // GROUPS, GROUPS, bias=False), torch.zeros(1, D // GROUPS))
+
+
+def basis_of(b: Tensor) -> Basis:
+    return Basis(LAYER, b.double(), (b.double() @ b.double().T).numpy())
+
+
 TRUE = np.array([[1.0, 0.0, 0.5, 0.0], [0.2, 0.2, 0.2, 0.2], [0.0, 0.0, 0.0, 0.0]])  # the last is a free rider
 
 
@@ -17,9 +51,8 @@ def observe(rounds: int, sigma: float) -> torch.Tensor:
     sums = empty_sums(1, SENDERS, GROUPS)
     for t in range(1, rounds + 1):
         b = torch.randn(GROUPS, D, generator=generator)
-        basis = Basis(b, (b.double() @ b.double().T).numpy())
         noise = sigma * torch.randn(SENDERS, D, generator=generator)
-        add_round(sums[0], t, basis, torch.from_numpy(TRUE).float() @ b + noise, np.arange(SENDERS))
+        add_round(sums[0], t, basis_of(b), torch.from_numpy(TRUE).float() @ b + noise, np.arange(SENDERS))
     return sums[0]
 
 
@@ -54,7 +87,7 @@ def test_a_message_that_is_not_finite_counts_as_zero() -> None:
     b = torch.eye(GROUPS, D)
     messages = torch.ones(SENDERS, D)
     messages[1] = float("nan")
-    add_round(sums[0], 1, Basis(b, np.eye(GROUPS)), messages, np.arange(SENDERS))
+    add_round(sums[0], 1, basis_of(b), messages, np.arange(SENDERS))
     assert sums[0, 1, 0, -1].tolist() == [1.0] * GROUPS
     assert sums[0, 1, 1, -1].tolist() == [0.0] * GROUPS
 
@@ -62,7 +95,7 @@ def test_a_message_that_is_not_finite_counts_as_zero() -> None:
 def test_an_absent_member_keeps_its_sums() -> None:
     sums = empty_sums(1, SENDERS, GROUPS)
     b = torch.eye(GROUPS, D)
-    add_round(sums[0], 1, Basis(b, np.eye(GROUPS)), torch.ones(2, D), np.array([0, 2]))
+    add_round(sums[0], 1, basis_of(b), torch.ones(2, D), np.array([0, 2]))
     assert sums[0, :, 1].abs().sum() == 0
     assert sums[0, 1 % BLOCKS, 2, :-1].diagonal().sum() > 0
 
@@ -74,5 +107,57 @@ def test_trust_by_mass_with_small_errors(mass: float, trusted: float) -> None:
 
 def test_anchors_are_dense_at_first_and_then_sparse() -> None:
     anchors = [t for t in range(1, 101) if is_anchor(t)]
-    assert anchors[:5] == [1, 2, 3, 4, 5]
-    assert len(anchors) <= 20
+    assert anchors[:5] == [1, 2, 3, 4, 6]
+    assert len(anchors) <= 12
+
+
+@pytest.mark.parametrize("variance", [0.0, 0.3])
+def test_a_basis_is_relative_to_the_covariance_within_groups(variance: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    r, h = torch.randn(40, 3, generator=generator).double(), torch.randn(40, 5, generator=generator).double()
+    gradients = torch.einsum("nc,nf->ncf", r, h).flatten(1)
+    means = torch.stack([gradients[group == LABELS].mean(0) for group in range(3)])
+    deviations = gradients - means[LABELS]
+    isotropic = variance + 0.07 * ISOTROPIC * float(gradients.square().sum()) / (40 * 15)
+    covariance = 0.07 * deviations.T @ deviations / 37 + isotropic * torch.eye(15).double()
+    basis = make_basis(r, h, LABELS, 0.07, variance, LAYER)
+    expected = torch.linalg.solve(covariance, means.T).T
+    assert torch.allclose(basis.b, expected, rtol=1e-9)
+    assert np.allclose(basis.gram, (expected @ means.T).numpy(), rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [nn.Linear(6, 3), nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), nn.Linear(6, 3, bias=False)],
+    ids=["whole", "two layers", "without bias"],
+)
+def test_public_gradients_are_clipped_as_those_of_private_records(module: nn.Module) -> None:
+    """A message that is a sum of public groups has these groups as its masses."""
+    layer = last_layer(module, INPUTS[:1])
+    public = PublicGradients(layer, INPUTS, LABELS, LABELS, 0.3, 40.0, 0.0, LAYERS, Workers(1))
+    x = layer.network.initial_parameters()
+    (basis,) = public.at(x[None])
+    groups = [group == LABELS for group in range(3)]
+    means = [clip_per_sample(layer.network, x, INPUTS[g], LABELS[g], 0.3, int(g.sum()), LAYERS) for g in groups]
+    message = 0.5 * means[0] + 2.0 * means[2]
+    products = basis.products(message[None].float())[0].numpy()
+    assert np.linalg.solve(basis.gram, products) == pytest.approx([0.5, 0.0, 2.0], abs=1e-4)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.first(x).tanh())
+        return out
+
+
+@pytest.mark.parametrize(
+    "module", [nn.Sequential(nn.Linear(6, 3), nn.Tanh()), Tied(), nn.Linear(6, 3).requires_grad_(requires_grad=False)]
+)
+def test_a_model_without_a_linear_layer_of_its_own_at_the_end_has_none(module: nn.Module) -> None:
+    full = nn.Sequential(nn.Linear(6, 6), module)  # something is trained in any case
+    assert find_last_layer(Network(full), INPUTS[:1]) is None

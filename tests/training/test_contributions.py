@@ -10,7 +10,7 @@ from torch import nn
 import pdsl
 from pdsl.shapley.account import Account
 from pdsl.shapley.masses import estimate_masses
-from pdsl.training.contributions import account_from_sums, add_receivers, build_game, shrink, sums_by_sender
+from pdsl.training.contributions import account_from_sums, add_receivers, build_game, significant, sums_by_sender
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_parties_with_the_same_sums_have_the_same_value(result: pdsl.Result) -> 
 def test_a_value_of_the_game_depends_on_the_members_only(result: pdsl.Result) -> None:
     e = result.experiment
     game = build_game(e, result.evaluation.mean, 20)
-    masses = shrink(estimate_masses(sums_by_sender(e, result.state)))
+    masses = significant(estimate_masses(sums_by_sender(e, result.state)))
     changed = masses.copy()
     changed[4] = 0
     without = [0b0011, 0b0101, 0b1111]

@@ -3,8 +3,11 @@
 A message is a sum of clipped gradients of the sender's records, with noise. The public set Q has records of the same
 kinds. So on average a message is Σ_a m_a·B_a, where B_a is the mean clipped gradient of the public records of group a
 (a class, or a decile of a number) at the same model. The mass m_a is the sender's number of records of this kind, in
-units of the records of an average agent. Least squares over all rounds estimate it: all that is kept are the products
-B·Bᵀ and ĝ·Bᵀ, which are functions of noisy messages and of Q. This is post-processing and costs no privacy.
+units of the records of an average agent. Generalised least squares over all rounds estimate it: records of a group
+differ from each other, and the covariance V of the differences of public records says in which directions a message
+says little about masses. All that is kept are the products B·V⁻¹·Bᵀ and ĝ·V⁻¹·Bᵀ, which are functions of noisy messages
+and of Q. This is post-processing and costs no privacy. Only the part of the last linear layer is used: its gradient is
+the product of two vectors of each record, so that public gradients are cheap for large models, too.
 """
 
 from dataclasses import dataclass, field
@@ -14,30 +17,34 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 from torch import Tensor
+from torch.nn.functional import one_hot
 
-from pdsl.gradients.clipping import clip_per_sample, row_digests
+from pdsl.gradients.clipping import clip_factors, row_digests
 from pdsl.gradients.per_example import Kernel
-from pdsl.models.network import Network
 from pdsl.shapley.coalitions import Values
-from pdsl.utils.inputs import Inputs, channels_last
+from pdsl.shapley.last_layer import LastLayer
+from pdsl.utils.inputs import Inputs, channels_last, split
 from pdsl.utils.workers import Workers
 
 MIN_RECORDS, MAX_RECORDS = 100, 500  # public records whose gradients are computed
 MAX_WORK = 2**21  # records times parameters, between these numbers of records
-ANCHOR_GROWTH = 1.25  # ratio of successive anchors, the rounds at which gradients of public records are computed
+ANCHOR_GROWTH = 1.5  # ratio of successive anchors, the rounds at which gradients of public records are computed
 BLOCKS = 8  # sums are kept for every BLOCKS-th round separately, for standard errors
-RIDGE = 1e-3  # relative to the mean diagonal of B·Bᵀ, so that groups with equal gradients do not cancel
+RIDGE = 1e-3  # relative to the mean diagonal of B·V⁻¹·Bᵀ, so that groups with equal gradients do not cancel
+ISOTROPIC = 0.01  # variance of private records in every direction, relative to that of public records
 
 
 @dataclass(frozen=True)
 class PublicGradients:
     """Clipped gradients of groups of public records at any model."""
 
-    network: Network
+    layer: LastLayer
     inputs: Inputs
     labels: Tensor
     groups: Tensor  # [n] group of each record: 0, …, G-1
     C: float
+    records: float  # private records of an average agent
+    variance: float  # of the noise in each entry of the mean of all messages of a sender
     kernel: Kernel
     workers: Workers
     cache: dict[bytes, "Basis"] = field(default_factory=dict)  # by digest of the model, of the last call
@@ -54,14 +61,26 @@ class PublicGradients:
         return [kept[digest] for digest in digests]
 
     def _basis(self, x: Tensor) -> "Basis":
-        means = [self._mean_gradient(x, group) for group in range(self.count)]
-        b = torch.stack(means)
-        return Basis(b.to(x.dtype), (b @ b.T).cpu().numpy())
+        """The basis at one model x [d]."""
+        h = self.layer.features(x, self.inputs)
+        outputs = (h @ self.layer.part(x[None])[0].T).requires_grad_()
+        losses = self.layer.network.task.losses(outputs, self.labels).sum()
+        (residuals,) = torch.autograd.grad(losses, outputs)
+        residuals, h = residuals.double(), h.double()
+        own = (residuals.norm(dim=1) * h.norm(dim=1)).square()
+        factors = clip_factors(own if self.layer.whole else self._squared_norms(x), self.C)
+        return make_basis(
+            residuals * factors[:, None], h, self.groups, 1 / self.records + 1 / len(h), self.variance, self.layer
+        )
 
-    def _mean_gradient(self, x: Tensor, group: int) -> Tensor:
-        rows = torch.nonzero(self.groups == group)[:, 0]
-        inputs, labels = channels_last(self.inputs[rows]), self.labels[rows]
-        return clip_per_sample(self.network, x, inputs, labels, self.C, max(1, len(rows)), self.kernel)
+    def _squared_norms(self, x: Tensor) -> Tensor:
+        """Squared norm of each record's gradient with respect to all parameters, [n] float64."""
+        blocks = zip(split(self.inputs, self.kernel.block), torch.split(self.labels, self.kernel.block), strict=True)
+        norms = [
+            self.kernel.gradients(self.layer.network, x, self.kernel.pad_block(channels_last(a), b)).squared_norms
+            for a, b in blocks
+        ]
+        return torch.cat(norms)
 
     @property
     def count(self) -> int:
@@ -69,37 +88,51 @@ class PublicGradients:
         return int(self.groups.max()) + 1
 
 
-def public_gradients(
-    network: Network,
-    inputs: Inputs,
-    labels: Tensor,
-    groups: NDArray[np.int64],
-    C: float,
-    kernel: Kernel,
-    workers: Workers,
-) -> PublicGradients:
-    """Gradients of the first public records; groups without records are left out."""
-    n = count_records(network, labels)
-    _, numbers = np.unique(groups[:n], return_inverse=True)
-    return PublicGradients(network, inputs[:n], labels[:n], torch.from_numpy(numbers), C, kernel, workers)
-
-
-def count_records(network: Network, labels: Tensor) -> int:
+def count_records(layer: LastLayer, labels: Tensor) -> int:
     """Number of public records whose gradients are computed: fewer for large models, which take longer."""
-    return min(len(labels), MAX_RECORDS, max(MIN_RECORDS, MAX_WORK // network.num_parameters))
+    if layer.whole:
+        return min(len(labels), MAX_RECORDS)
+    return min(len(labels), MAX_RECORDS, max(MIN_RECORDS, MAX_WORK // layer.network.num_parameters))
 
 
 @dataclass(frozen=True)
 class Basis:
-    """Mean clipped gradient of each group of public records at one model."""
+    """Mean clipped gradients B of the groups of public records at one model, relative to the covariance V."""
 
-    b: Tensor  # [G, d]
-    gram: Values  # [G, G] B·Bᵀ
+    layer: LastLayer
+    b: Tensor  # [G, part of the last layer] float64: B·V⁻¹
+    gram: Values  # [G, G] B·V⁻¹·Bᵀ
 
-    @property
-    def weight(self) -> float:
-        """Weight of a round: the mean squared norm. Large gradients of public records are known more exactly."""
-        return float(np.trace(self.gram)) / len(self.gram)
+    def products(self, messages: Tensor) -> Tensor:
+        """Products ĝ·V⁻¹·Bᵀ [k, G] of messages [k, d], float64; 0 for a message that is not finite."""
+        products = self.layer.part(messages).flatten(1).double() @ self.b.T
+        return torch.where(torch.isfinite(products), products, 0.0).cpu()
+
+
+def make_basis(r: Tensor, h: Tensor, groups: Tensor, spread: float, variance: float, layer: LastLayer) -> Basis:
+    """The basis of records with gradients r_n ⊗ h_n, from r [n, c] and h [n, f].
+
+    V = spread·S + variance·I, where S is the covariance of records within groups. S is known from few records, so a
+    part ISOTROPIC of their mean square is added in all directions.
+    """
+    n, d = len(r), r.shape[1] * h.shape[1]
+    gram = (r @ r.T) * (h @ h.T)  # products of the records' gradients
+    member = one_hot(groups).to(r)
+    mean = (member / member.sum(0)).T  # [G, n] gradients of groups as sums over records
+    of_means = mean @ gram
+    variance += spread * ISOTROPIC * float(gram.trace()) / (n * d)
+    if variance == 0:
+        return Basis(layer, torch.zeros(len(mean), d).to(r), np.zeros((len(mean), len(mean))))
+    # S = Zᵀ·Z for deviations Z from the groups' means, and v·V⁻¹ = I − Zᵀ·(Z·Zᵀ + v/spread·I)⁻¹·Z
+    scale = spread / max(1, n - len(mean))
+    deviations = gram - member @ of_means
+    deviations -= (deviations @ mean.T) @ member.T
+    factor = torch.linalg.cholesky(scale * deviations + variance * torch.eye(n).to(r))
+    along = scale * (of_means - (of_means @ mean.T) @ member.T)  # of the groups' means
+    solved = torch.cholesky_solve(along.T, factor).T
+    weights = (mean - solved + (solved @ member) @ mean) / variance
+    b = torch.einsum("gn,nc,nf->gcf", weights, r, h).flatten(1)
+    return Basis(layer, b, (weights @ of_means.T).cpu().numpy())
 
 
 def is_anchor(t: int) -> bool:
@@ -111,7 +144,7 @@ def is_anchor(t: int) -> bool:
 
 
 def empty_sums(agents: int, members: int, groups: int) -> Tensor:
-    """Sums of no rounds for each member, [agents, BLOCKS, members, G + 1, G]: B·Bᵀ, and in the last row ĝ·Bᵀ."""
+    """Sums of no rounds for each member, [agents, BLOCKS, members, G + 1, G]: B·V⁻¹·Bᵀ, then ĝ·V⁻¹·Bᵀ."""
     return torch.zeros(agents, BLOCKS, members, groups + 1, groups, dtype=torch.float64)
 
 
@@ -120,10 +153,9 @@ def add_round(sums: Tensor, t: int, basis: Basis, messages: Tensor, places: NDAr
 
     `places`: positions of the senders among the agent's members. A message that is not finite counts as zero.
     """
-    products = (messages @ basis.b.T).double().cpu()
-    products = torch.where(torch.isfinite(products), products, 0.0)
     gram = torch.from_numpy(basis.gram).expand(len(places), -1, -1)
-    sums[t % BLOCKS, torch.from_numpy(places)] += basis.weight * torch.cat([gram, products[:, None]], dim=1)
+    products = basis.products(messages)
+    sums[t % BLOCKS, torch.from_numpy(places)] += torch.cat([gram, products[:, None]], dim=1)
 
 
 @dataclass(frozen=True)

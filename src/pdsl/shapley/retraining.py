@@ -11,12 +11,12 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pdsl.gradients.clipping import clip_factors
-from pdsl.models.network import Network, run_in_blocks, trainable
 from pdsl.settings import ShapleySettings
 from pdsl.shapley.coalitions import CoalitionPlan, Values, draw_orders, exact, monte_carlo
+from pdsl.shapley.last_layer import LastLayer
 from pdsl.tasks import Task
 from pdsl.utils.inputs import Inputs
 
@@ -40,37 +40,10 @@ class Head:
         return norms
 
 
-def find_head(network: Network, x0: Tensor, x: Tensor, inputs: Inputs) -> Head | None:
-    """The last linear layer at the final model x [d]; None if the model's output is not that of a linear layer."""
-    module = network.to_module(x)
-    calls: list[tuple[nn.Linear, Tensor, Tensor]] = []
-    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
-    hooks = [
-        layer.register_forward_hook(lambda *call: calls.append((call[0], call[1][0], call[2]))) for layer in layers
-    ]
-    outputs = run_in_blocks(module, inputs.to("cpu"))
-    for hook in hooks:
-        hook.remove()
-    if not calls:
-        return None
-    last = calls[-1][0]
-    made = torch.cat([out for layer, _, out in calls if layer is last])
-    features = torch.cat([given for layer, given, _ in calls if layer is last])
-    if features.ndim != 2 or made.shape != outputs.shape or not torch.equal(made, outputs):
-        return None
-    whole = sum(p.numel() for p in trainable(module)) == sum(p.numel() for p in trainable(last))
-    if last.bias is not None:
-        features = torch.cat([features, torch.ones(len(features), 1)], dim=1)
-    name = next(name for name, layer in module.named_modules() if layer is last)
-    initial = _weights(network.to_module(x0).get_submodule(name)) if whole else torch.zeros_like(_weights(last))
-    return Head(features.detach(), initial, whole)
-
-
-def _weights(layer: nn.Module) -> Tensor:
-    """Weights [c, f] of a linear layer, with its bias as the last column."""
-    assert isinstance(layer, nn.Linear)
-    columns = [layer.weight] if layer.bias is None else [layer.weight, layer.bias[:, None]]
-    return torch.cat(columns, dim=1).detach()
+def make_head(layer: LastLayer, x0: Tensor, x: Tensor, inputs: Inputs) -> Head:
+    """The last layer at the final model x [d]; x0: the initial model."""
+    features, initial = layer.features(x, inputs).cpu(), layer.part(x0[None])[0].cpu()
+    return Head(features, initial if layer.whole else torch.zeros_like(initial), layer.whole)
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,18 @@ from torch import Tensor
 from pdsl.data.partition import strata
 from pdsl.shapley.account import Account, make_account
 from pdsl.shapley.coalitions import Values
+from pdsl.shapley.last_layer import find_last_layer
 from pdsl.shapley.masses import Masses, count_records, estimate_masses
-from pdsl.shapley.retraining import DataGame, find_head, plan_coalitions
+from pdsl.shapley.retraining import DataGame, make_head, plan_coalitions
 from pdsl.training.experiment import Experiment
 from pdsl.training.trainer import EMAState, State
 from pdsl.utils.errors import PdslError
 
-MIN_MASS = 0.01  # records of an average agent; masses of groups are lowered by this, because small ones are errors
+MIN_Z = 2.0  # standard errors; a smaller mass of a group counts as zero
 REPLICATES = 4  # games with masses changed by their errors, for the part of the intervals that is due to noise
 Z = 1.96  # two-sided 95 % interval
-MODEL_ERROR = 0.35  # half-width due to the imitation by public records, relative to the mean |value|: measured
+MODEL_ERROR = 0.2  # half-width due to the imitation by public records, relative to the mean |value|: measured
+NO_LAYER = "no account of contributions: the model's output is not that of a linear layer"
 METHOD = "retraining on public records weighted by estimated masses"
 
 
@@ -42,8 +44,10 @@ def sums_by_sender(e: Experiment, state: State) -> Values:
     sums = getattr(state.state if isinstance(state, EMAState) else state, "sums", None)
     if not isinstance(sums, Tensor):
         raise PdslError(f"algorithm {e.config.algorithm.name} keeps no account of contributions; use algorithm pdsl")
-    if sums.numel() == 0:
+    if e.config.privacy.clipping == "batch":
         raise PdslError("no account of contributions: privacy.clipping=batch hides numbers of records; use per-sample")
+    if sums.numel() == 0:
+        raise PdslError(NO_LAYER)
     if len(sums) < e.graph.agents:
         raise PdslError("no account of contributions: this process has the messages to some of the agents only")
     return add_receivers(
@@ -66,11 +70,12 @@ def add_receivers(rows: Sequence[Values] | Values, members: Sequence[Sequence[in
 
 def build_game(e: Experiment, mean: Tensor, rounds: int) -> DataGame:
     """The data game of a run; PdslError if the model does not end with a linear layer."""
-    n = count_records(e.network, e.validation[1])
+    layer = find_last_layer(e.network, e.validation[0][:1].to(e.network.device))
+    if layer is None:
+        raise PdslError(NO_LAYER)
+    n = count_records(layer, e.validation[1])
     inputs, labels = e.validation[0][:n], e.validation[1][:n]
-    head = find_head(e.network, e.network.initial_parameters(), mean, inputs)
-    if head is None:
-        raise PdslError("no account of contributions: the model's output is not that of a linear layer")
+    head = make_head(layer, e.network.initial_parameters(), mean, inputs.to(e.network.device))
     _, groups = np.unique(strata(e.validation[1])[:n], return_inverse=True)
     momentum = float(getattr(e.config.algorithm, "momentum", 0.0))
     rates = e.learning_rates[:rounds]
@@ -88,7 +93,7 @@ def account_from_sums(
     def shapley(of: Values) -> Values:
         return plan.phi(game.values(of, plan.coalitions), parties)
 
-    values = shapley(shrink(masses))
+    values = shapley(significant(masses))
     noise = pooled_deviation(values, [shapley(changed) for changed in draw_masses(masses, generator)])
     margin = math.hypot(Z * noise, MODEL_ERROR * float(np.abs(values).mean()))
     sign = 1.0 if game.task.higher_is_better else -1.0
@@ -108,13 +113,15 @@ def account_from_sums(
     )
 
 
-def shrink(masses: Masses) -> Values:
-    """Masses [n, G] lowered by MIN_MASS, at least 0.
+def significant(masses: Masses) -> Values:
+    """Masses [n, G] of at least MIN_Z standard errors; 0 for the others.
 
-    A small mass that is an error would teach a coalition a class of which it has no record.
+    A small mass that is an error would teach a coalition a class of which it has no record. The standard error is that
+    of all masses together, because one of BLOCKS blocks is not exact.
     """
-    lowered: Values = np.maximum(masses.masses - MIN_MASS, 0.0)
-    return lowered
+    known = masses.errors[np.isfinite(masses.errors)]
+    error = math.sqrt(float(np.mean(known**2))) if len(known) else 0.0
+    return np.where(masses.masses < MIN_Z * error, 0.0, masses.masses)
 
 
 def draw_masses(masses: Masses, generator: np.random.Generator) -> list[Values]:
@@ -125,7 +132,7 @@ def draw_masses(masses: Masses, generator: np.random.Generator) -> list[Values]:
             masses.masses.shape
         )
         for sign in (1, -1):
-            found.append(shrink(Masses(np.maximum(masses.masses + sign * change, 0.0), masses.errors)))
+            found.append(significant(Masses(np.maximum(masses.masses + sign * change, 0.0), masses.errors)))
     return found
 
 

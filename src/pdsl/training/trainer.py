@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from statistics import fmean
 from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +23,8 @@ from pdsl.gradients.independence import choose_kernel
 from pdsl.gradients.per_example import RECORDS, Kernel
 from pdsl.privacy import Ledger, Noise, Release
 from pdsl.privacy.metering import Meter, MeteredEngine, MeteredGradients, MeteredNoise
-from pdsl.shapley.masses import PublicGradients, public_gradients
+from pdsl.shapley.last_layer import find_last_layer
+from pdsl.shapley.masses import PublicGradients, count_records
 from pdsl.shapley.valuation import Validation
 from pdsl.training.evaluation import distances, evaluate, finite
 from pdsl.training.experiment import Experiment
@@ -127,13 +129,27 @@ def build_trainer(e: Experiment, workers: Workers) -> Trainer:
 
 
 def build_public_gradients(e: Experiment, kernel: Kernel, workers: Workers) -> PublicGradients | None:
-    """Gradients of groups of public records; None if whole batches are clipped, which hides numbers of records."""
-    privacy, (inputs, labels) = e.config.privacy, e.validation
-    if privacy.clipping == "batch":
+    """Gradients of groups of public records.
+
+    None if whole batches are clipped, which hides numbers of records, or if no linear layer makes the model's output.
+    """
+    privacy, (inputs, labels), device = e.config.privacy, e.validation, e.network.device
+    layer = None if privacy.clipping == "batch" else find_last_layer(e.network, inputs[:1].to(device))
+    if layer is None:
         return None
-    device, groups = e.network.device, strata(labels)
-    return public_gradients(
-        e.network, inputs.to(device), labels.to(device), groups, privacy.max_grad_norm, kernel, workers
+    n = count_records(layer, labels)
+    _, groups = np.unique(strata(labels)[:n], return_inverse=True)
+    messages = e.config.rounds * float(e.graph.degrees.mean())  # of a sender, over the run
+    return PublicGradients(
+        layer,
+        inputs[:n].to(device),
+        labels[:n].to(device),
+        torch.from_numpy(groups).to(device),
+        privacy.max_grad_norm,
+        e.batches.records,
+        float(np.mean(np.square(e.sigma))) / messages,
+        kernel,
+        workers,
     )
 
 
