@@ -17,11 +17,11 @@ from pdsl.shapley.masses import (
     add_round,
     empty_sums,
     estimate_masses,
-    estimate_totals,
+    estimate_signals,
     is_anchor,
     make_basis,
 )
-from pdsl.shapley.trust import MIN_MASS, mass_trust
+from pdsl.shapley.trust import MIN_SIGNAL, signal_trust
 from pdsl.utils.workers import Workers
 
 GROUPS, D, SENDERS = 4, 200, 3
@@ -70,16 +70,24 @@ def test_masses_with_noise_are_within_four_standard_errors() -> None:
 
 
 def test_a_free_rider_loses_trust_and_a_small_party_keeps_it() -> None:
-    totals, errors = estimate_totals(observe(40, 2.0).numpy())
-    trust = mass_trust(totals, errors)
+    trust = signal_trust(*estimate_signals(observe(40, 2.0).numpy()))
     assert trust[0] == trust[1] == 1.0
     assert trust[2] == 0.0
 
 
-def test_errors_are_infinite_before_two_blocks_have_a_round_and_all_are_trusted() -> None:
-    totals, errors = estimate_totals(observe(1, 0.0).numpy())
+def test_all_are_trusted_before_every_block_has_a_round() -> None:
+    signals, errors = estimate_signals(observe(BLOCKS - 1, 0.0).numpy())
     assert np.isinf(errors).all()
-    assert (mass_trust(totals, errors) == 1).all()
+    assert (signal_trust(signals, errors) == 1).all()
+
+
+def test_signals_are_those_of_the_true_masses_and_zero_on_average_for_a_free_rider() -> None:
+    sums = observe(40, 2.0).numpy()
+    gram = sums[:, 0, :-1].sum(0)
+    signals, errors = estimate_signals(sums)
+    expected = np.einsum("na,ab,nb->n", TRUE, gram, TRUE) / (np.trace(gram) / GROUPS**2)
+    assert (np.abs(signals - expected * (1 - 1 / BLOCKS)) < 4 * errors).all()  # products of different blocks only
+    assert errors[2] < MIN_SIGNAL
 
 
 def test_a_message_that_is_not_finite_counts_as_zero() -> None:
@@ -100,9 +108,9 @@ def test_an_absent_member_keeps_its_sums() -> None:
     assert sums[0, 1 % BLOCKS, 2, :-1].diagonal().sum() > 0
 
 
-@pytest.mark.parametrize(("mass", "trusted"), [(1.0, 1.0), (MIN_MASS, 1.0), (0.0, 0.0), (-0.5, 0.0)])
-def test_trust_by_mass_with_small_errors(mass: float, trusted: float) -> None:
-    assert mass_trust(np.array([mass]), np.array([0.01]))[0] == trusted
+@pytest.mark.parametrize(("signal", "trusted"), [(1.0, 1.0), (MIN_SIGNAL, 1.0), (0.0, 0.0), (-0.5, 0.0)])
+def test_trust_by_signal_with_small_errors(signal: float, trusted: float) -> None:
+    assert signal_trust(np.array([signal]), np.array([0.01]))[0] == trusted
 
 
 def test_anchors_are_dense_at_first_and_then_sparse() -> None:

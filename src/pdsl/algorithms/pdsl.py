@@ -20,7 +20,7 @@ from pdsl.engine.base import Replies, weighted_sums
 from pdsl.privacy import Release, by_weight
 from pdsl.settings import ShapleySettings
 from pdsl.shapley.coalitions import Values, check_size
-from pdsl.shapley.masses import Basis, add_round, empty_sums, estimate_totals, is_anchor
+from pdsl.shapley.masses import Basis, add_round, empty_sums, estimate_signals, is_anchor
 from pdsl.shapley.trust import EVIDENCE_FIELDS, model_trust, shares, update_evidence
 from pdsl.shapley.valuation import Valuation
 from pdsl.topology import Graph, Schedule
@@ -150,18 +150,18 @@ class PDSL(Algorithm[State]):
         """
         members = self._members(at, r)
         known = [evidence[row, places].numpy() for row, places in enumerate(members)]
-        masses = [self._masses(sums[row], places) for row, places in enumerate(members)]
-        share = [shares(v.phi, self.shapley, e, m) for v, e, m in zip(phi, known, masses, strict=True)]
+        signals = [self._signals(sums[row], places) for row, places in enumerate(members)]
+        share = [shares(v.phi, self.shapley, e, m) for v, e, m in zip(phi, known, signals, strict=True)]
         if self.step_scale != "graph":
             return share
         omega = [w.cpu().numpy() for w in at.split_by_agent(r.engine.omega[at.edges])]
         return [s * w * s.sum() / (s @ w) if s.any() else s for s, w in zip(share, omega, strict=True)]
 
-    def _masses(self, sums: Tensor, members: NDArray[np.intp]) -> tuple[Values, Values] | None:
-        """Total masses of one agent's members and their standard errors; None if they do not affect the shares."""
+    def _signals(self, sums: Tensor, members: NDArray[np.intp]) -> tuple[Values, Values] | None:
+        """Signals of one agent's members and their standard errors; None if they do not affect the shares."""
         if self.shapley.weighting != "contribution" or sums.numel() == 0:
             return None
-        return estimate_totals(sums[:, members].numpy())
+        return estimate_signals(sums[:, members].numpy())
 
     def noise_gain(self, graph: Graph) -> float:
         weights = float(graph.degrees.mean()) if self.step_scale == "paper" else 1.0  # sum of π

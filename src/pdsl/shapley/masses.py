@@ -174,15 +174,24 @@ def estimate_masses(sums: Values) -> Masses:
     return Masses(masses, _standard_errors(_solve(gram, cross), gram))
 
 
-def estimate_totals(sums: Values) -> tuple[Values, Values]:
-    """Total mass of each sender [n], which may be negative, and its standard error, from sums [BLOCKS, n, G + 1, G].
+def estimate_signals(sums: Values) -> tuple[Values, Values]:
+    """Signal of each sender [n] and its standard error, from sums [BLOCKS, n, G + 1, G].
 
-    Errors are infinite before two blocks have a round.
+    The signal is mᵀ·A·m for masses m and A = B·V⁻¹·Bᵀ, relative to that of a party with one average party's records,
+    as many of each group. It is a sum of products of different blocks, whose noise is independent: a sender without
+    records has zero on average. Errors are infinite until every block has a round.
     """
     gram, cross = sums[..., :-1, :], sums[..., -1, :]
-    by_block = _solve(gram, cross).sum(-1, keepdims=True)
-    totals: Values = _solve(gram.sum(0), cross.sum(0)).sum(-1)
-    return totals, _standard_errors(by_block, gram)[:, 0]
+    total = gram.sum(0)
+    whitened = np.linalg.solve(np.linalg.cholesky(_regularise(total)), np.moveaxis(cross, 0, -1))  # [n, G, BLOCKS]
+    products = np.moveaxis(whitened, -1, -2) @ whitened
+    products[:, range(BLOCKS), range(BLOCKS)] = 0
+    unit = np.trace(total, axis1=-2, axis2=-1) / total.shape[-1] ** 2
+    unit = np.where(unit > 0, unit, 1.0)
+    signals: Values = products.sum((-1, -2)) / unit
+    errors = np.sqrt((products**2).sum((-1, -2))) / unit
+    complete = (np.trace(gram, axis1=-2, axis2=-1) > 0).all(0)
+    return signals, np.where(complete, errors, np.inf)
 
 
 def _standard_errors(by_block: Values, gram: Values) -> Values:

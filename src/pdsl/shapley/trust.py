@@ -15,8 +15,8 @@ MIN_ROUNDS = 3  # rounds before a member can lose trust
 MIN_EFFECTIVE_ROUNDS = 2.0  # effective sample size before a member can lose trust
 MAX_ROUND_WEIGHT = 10.0  # weight of a round, in units of the mean weight
 EVIDENCE_FIELDS = 6  # columns of the evidence, see `update_evidence`
-MIN_MASS = 0.2  # records of an average agent; a sender of less is a free rider
-NO_TRUST_MASS_Z = 1.0  # a total mass at least this many standard errors below MIN_MASS: no trust
+MIN_SIGNAL = 0.1  # of an average party; a sender of less is a free rider
+NO_TRUST_SIGNAL_Z = 1.0  # a signal at least this many standard errors below MIN_SIGNAL: no trust
 MIN_VARIANCE = 1e-3  # of effects in units of their mean size, so that constant effects are not infinitely certain
 
 
@@ -24,7 +24,7 @@ def shares(
     phi: Values,
     settings: ShapleySettings,
     evidence: Values | None = None,
-    masses: tuple[Values, Values] | None = None,
+    signals: tuple[Values, Values] | None = None,
 ) -> Values:
     """Each member's share of the aggregate: φ̂/Σφ̂ of equation (20), at least λ/k with a floor λ.
 
@@ -32,7 +32,7 @@ def shares(
 
     `minmax` is equation (19): the member with the smallest φ gets 0, however small the differences. `evidence`: all
     members get the same share, except those whose messages did harm in the rounds so far. `contribution`: and except
-    free riders, whose total mass of records is about zero; `masses` are the totals and their standard errors.
+    free riders, whose messages say nothing about records; `signals` are those of `masses.estimate_signals`.
     """
     k = len(phi)
     uniform: Values = np.full(k, 1 / k)
@@ -43,7 +43,7 @@ def shares(
         phi_hat: Values = above / above.max() if above.any() else above
     else:
         assert evidence is not None
-        informative = np.ones(k) if masses is None else mass_trust(*masses)
+        informative = np.ones(k) if signals is None else signal_trust(*signals)
         phi_hat = trust(evidence) * informative
         if not phi_hat.any():
             phi_hat = fallback_trust(evidence) * informative
@@ -111,10 +111,10 @@ def trust(evidence: Values) -> Values:
     return np.clip((NO_TRUST_Z - z) / (NO_TRUST_Z - FULL_TRUST_Z), 0, 1)
 
 
-def mass_trust(totals: Values, errors: Values) -> Values:
-    """Trust in each member from its total mass: 1 from MIN_MASS on, 0 if it is clearly below, linear between."""
-    z = (MIN_MASS - totals) / np.maximum(errors, np.finfo(np.float64).tiny)
-    return np.clip(1 - z / NO_TRUST_MASS_Z, 0, 1)
+def signal_trust(signals: Values, errors: Values) -> Values:
+    """Trust in each member from its signal: 1 from MIN_SIGNAL on, 0 if it is clearly below, linear between."""
+    z = (MIN_SIGNAL - signals) / np.maximum(errors, np.finfo(np.float64).tiny)
+    return np.clip(1 - z / NO_TRUST_SIGNAL_Z, 0, 1)
 
 
 def model_trust(evidence: Values) -> Values:
