@@ -26,6 +26,7 @@ MIN_RECORDS, MAX_RECORDS = 100, 500  # public records whose gradients are comput
 MAX_WORK = 2**21  # records times parameters, between these numbers of records
 ANCHOR_GROWTH = 1.25  # ratio of successive anchors, the rounds at which gradients of public records are computed
 BLOCKS = 8  # sums are kept for every BLOCKS-th round separately, for standard errors
+GRAM_ROUNDING = 1e-5  # of sums of products of float32 numbers, relative to the largest
 RIDGE = 1e-3  # relative to the mean diagonal of B·Bᵀ, so that groups with equal gradients do not cancel
 
 
@@ -140,6 +141,22 @@ def estimate_masses(sums: Values) -> Masses:
     pairs = zip(gram.sum(0), cross.sum(0), strict=True)
     masses = np.stack([_solve_nonnegative(a, b) for a, b in pairs])
     return Masses(masses, _standard_errors(_solve(gram, cross), gram))
+
+
+def information(sums: Values) -> Values:
+    """Trace of B·Bᵀ in sums [..., G + 1, G]: the weight of their measurement."""
+    found: Values = np.trace(sums[..., :-1, :], axis1=-2, axis2=-1)
+    return found
+
+
+def are_products(sums: Values) -> bool:
+    """Whether B·Bᵀ in sums [..., G + 1, G] is symmetric and positive semidefinite, up to rounding."""
+    gram = sums[..., :-1, :]
+    rounding = GRAM_ROUNDING * np.abs(gram).max()
+    return bool(
+        np.abs(gram - gram.swapaxes(-1, -2)).max() <= rounding
+        and np.linalg.eigvalsh(gram).min() >= -rounding * gram.shape[-1]
+    )
 
 
 def estimate_totals(sums: Values) -> tuple[Values, Values]:

@@ -13,7 +13,7 @@ from pdsl.shapley.coalitions import Values
 from pdsl.shapley.masses import Masses, count_records, estimate_masses
 from pdsl.shapley.retraining import DataGame, find_head, plan_coalitions
 from pdsl.training.experiment import Experiment
-from pdsl.training.trainer import EMAState, State
+from pdsl.training.trainer import State, algorithm_state
 from pdsl.utils.errors import PdslError
 
 MIN_MASS = 0.01  # records of an average agent; masses of groups are lowered by this, because small ones are errors
@@ -29,7 +29,11 @@ def make_run_account(e: Experiment, state: State, mean: Tensor, rounds: int) -> 
     It is computed from noisy messages, public records and settings only, so it costs no privacy. PdslError says why a
     run has no account.
     """
-    sums = sums_by_sender(e, state)
+    return account_of_model(e, sums_by_sender(e, state), mean, rounds)
+
+
+def account_of_model(e: Experiment, sums: Values, mean: Tensor, rounds: int) -> Account:
+    """The account of agents with these sums [BLOCKS, M, G + 1, G], whose mean model [d] after all rounds is given."""
     game = build_game(e, mean, rounds)
     task, (inputs, labels) = e.task, e.validation
     initial = e.network.initial_parameters()
@@ -39,7 +43,7 @@ def make_run_account(e: Experiment, state: State, mean: Tensor, rounds: int) -> 
 
 def sums_by_sender(e: Experiment, state: State) -> Values:
     """Sums for the masses of every agent, over all receivers of its messages: [BLOCKS, M, G + 1, G]."""
-    sums = getattr(state.state if isinstance(state, EMAState) else state, "sums", None)
+    sums = getattr(algorithm_state(state), "sums", None)
     if not isinstance(sums, Tensor):
         raise PdslError(f"algorithm {e.config.algorithm.name} keeps no account of contributions; use algorithm pdsl")
     if sums.numel() == 0:

@@ -202,6 +202,13 @@ class RobustState:
         return self.state.x
 
 
+def algorithm_state(state: State) -> State:
+    """The algorithm's own state, without averages and the history of robust mixing."""
+    while isinstance(state, EMAState | RobustState):
+        state = state.state
+    return state
+
+
 def initial_models(e: Experiment) -> Tensor:
     """Initial models of this process's agents [m, d]: the same for all."""
     return e.network.initial_parameters().repeat(len(e.engine.agents), 1)
