@@ -42,17 +42,21 @@ def account_of_model(e: Experiment, sums: Values, mean: Tensor, rounds: int) -> 
 
 
 def sums_by_sender(e: Experiment, state: State) -> Values:
-    """Sums for the masses of every agent, over all receivers of its messages: [BLOCKS, M, G + 1, G]."""
+    """Sums for the masses of every agent, over all receivers of its messages: [BLOCKS, M, G + 1, G].
+
+    If several processes have the agents, all of them must call it.
+    """
     sums = getattr(algorithm_state(state), "sums", None)
     if not isinstance(sums, Tensor):
         raise PdslError(f"algorithm {e.config.algorithm.name} keeps no account of contributions; use algorithm pdsl")
     if sums.numel() == 0:
         raise PdslError("no account of contributions: privacy.clipping=batch hides numbers of records; use per-sample")
-    if len(sums) < e.graph.agents:
+    members = [e.graph.neighbourhood(i).tolist() for i in e.engine.agents]
+    parts = e.engine.gather([(len(sums), add_receivers(sums.cpu().numpy(), members, e.graph.agents))])
+    if sum(count for count, _ in parts) < e.graph.agents:
         raise PdslError("no account of contributions: this process has the messages to some of the agents only")
-    return add_receivers(
-        sums.cpu().numpy(), [e.graph.neighbourhood(i).tolist() for i in range(e.graph.agents)], e.graph.agents
-    )
+    total: Values = np.sum([part for _, part in parts], axis=0)
+    return total
 
 
 def add_receivers(rows: Sequence[Values] | Values, members: Sequence[Sequence[int]], agents: int) -> Values:
