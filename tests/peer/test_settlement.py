@@ -180,6 +180,15 @@ def _indefinite(values: dict[str, Any]) -> None:
     values["parties"][0]["sums"][0][0][0] = -1e3
 
 
+def _asymmetric(values: dict[str, Any]) -> None:
+    values["parties"][0]["sums"][0][0][1] *= 1.1
+
+
+def _huge_masses(values: dict[str, Any]) -> None:
+    for block in values["parties"][0]["sums"]:
+        block[-1] = [1e9 * value for value in block[-1]]
+
+
 FALSE_VALUES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda s: s.update(rounds=ROUNDS + 1), "rounds is not between 1 and 16"),
     (lambda s: s.update(rounds=2.5), "rounds is not a whole number"),
@@ -198,6 +207,8 @@ FALSE_VALUES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda s: s["parties"][0]["sums"][0][0].__setitem__(0, 10**80), "finite numbers"),
     (lambda s: s["parties"][0]["sums"][0][0].__setitem__(0, True), "finite numbers"),
     (_indefinite, "not sums of products"),
+    (_asymmetric, "not sums of products"),
+    (_huge_masses, "sums for ada have no masses up to"),
 ]
 
 
@@ -299,6 +310,16 @@ def halve(sums: np.ndarray) -> np.ndarray:
     halved = sums.copy()
     halved[:, -1] *= 0.5
     return halved
+
+
+@pytest.mark.parametrize("factor", [1e30, 1e-30])
+def test_a_false_weight_changes_the_account_little(settled: Settled, factor: float) -> None:
+    """Its masses are the honest ones, so the reader accepts them; a huge weight is limited."""
+    e, honest = build_public_experiment(settled.plan, settled.members[0].folder), settled.statements()
+    scaled = replace_measurement(honest[1], "cleo", lambda sums: factor * sums)
+    assert settled.reader().parse(scaled.sign(settled.members[1]), "ben.json").name == "ben"
+    expected, found = (combine(settled.plan, e, [honest[0], of_ben, *honest[2:]]) for of_ben in (honest[1], scaled))
+    assert found.account.values == pytest.approx(expected.account.values, abs=0.05)
 
 
 def test_a_claimed_weight_is_limited(settled: Settled) -> None:

@@ -307,6 +307,7 @@ def demo(
     for peer in result["peers"]:
         print(f"{peer['name']}: {peer['gain']}")
     print(f"{result['seconds']:.0f} s. Model, ledger and report of each organisation are in {folder}/<name>/run.")
+    print(f"Their contributions: pdsl peer settle {folder / result['peers'][0]['name']} {folder}/*/run/statement.json")
 
 
 def _console(stderr: bool = False) -> Console:

@@ -16,7 +16,7 @@ from pdsl.peer.signatures import is_signed
 from pdsl.peer.statement import FORMAT, PURPOSE, Measurement, Statement, canonical
 from pdsl.shapley.account_fields import MAX_VALUE, read_count, read_number, read_objects
 from pdsl.shapley.coalitions import Values
-from pdsl.shapley.masses import BLOCKS, are_products
+from pdsl.shapley.masses import BLOCKS, are_products, estimate_masses
 from pdsl.utils.errors import PdslError
 from pdsl.utils.format import printable
 from pdsl.utils.types import JsonDict
@@ -25,6 +25,7 @@ KEYS = {"format", "plan", "name", "rounds", "epsilon", "delta", "model", "partie
 PARTY_KEYS = {"name", "rounds", "mass", "low", "high", "sums"}
 NUMBER_BYTES = 26  # longest number in JSON, with its comma
 MAX_FRAME, MAX_PARTY = 20_000, 400  # bytes of a statement without its model and parties, and of a party without sums
+MAX_MASS = 1e4  # records of an average agent
 ROUNDING = 1e-6  # of an estimate that is computed again
 
 
@@ -110,6 +111,8 @@ class StatementReader:
         sums = self._read_sums(party["sums"])
         if attended > rounds:
             raise ValueError(f"it has more rounds with {name} than it has run")
+        if not _has_masses(sums):
+            raise ValueError(f"its sums for {name} have no masses up to {MAX_MASS:,.0f}")
         found = Measurement(name, attended, sums)
         if not _same_estimate(found.as_dict(), party):
             raise ValueError(f"its estimate for {name} contradicts its sums")
@@ -124,6 +127,14 @@ class StatementReader:
         if not are_products(sums):
             raise ValueError("its sums are not sums of products")
         return sums
+
+
+def _has_masses(sums: Values) -> bool:
+    """Whether masses are found from the sums, and are not so large that a model trained with them would overflow."""
+    try:
+        return bool((estimate_masses(sums[:, None]).masses <= MAX_MASS).all())
+    except (RuntimeError, np.linalg.LinAlgError):  # no convergence
+        return False
 
 
 def _parse_json(content: bytes, where: str) -> JsonDict:

@@ -150,13 +150,11 @@ def information(sums: Values) -> Values:
 
 
 def are_products(sums: Values) -> bool:
-    """Whether B·Bᵀ in sums [..., G + 1, G] is symmetric and positive semidefinite, up to rounding."""
+    """Whether B·Bᵀ in sums [..., G + 1, G] is symmetric and positive semidefinite, up to a part of the ridge."""
     gram = sums[..., :-1, :]
-    rounding = GRAM_ROUNDING * np.abs(gram).max()
-    return bool(
-        np.abs(gram - gram.swapaxes(-1, -2)).max() <= rounding
-        and np.linalg.eigvalsh(gram).min() >= -rounding * gram.shape[-1]
-    )
+    symmetric = np.abs(gram - gram.swapaxes(-1, -2)).max() <= GRAM_ROUNDING * np.abs(gram).max()
+    tolerance = RIDGE / 2 * information(sums) / gram.shape[-1]
+    return bool(symmetric and (np.linalg.eigvalsh(gram).min(-1) >= -tolerance).all())
 
 
 def estimate_totals(sums: Values) -> tuple[Values, Values]:
