@@ -18,6 +18,7 @@ from pdsl.algorithms import ALGORITHMS, PDSL
 from pdsl.engine.distributed import block
 from pdsl.engine.launch import place
 from pdsl.settings import GraphSettings
+from pdsl.shapley.account import Account
 from pdsl.utils.random import Streams
 from tests.helpers.commands import pdsl, rows_on_disk, settings, wait_for
 from tests.helpers.ranks import LONG_PATIENCE, Settings, ended, launched, outcomes
@@ -189,6 +190,18 @@ def test_secret_noise_is_the_same_when_rounds_are_run_again_elsewhere(tmp_path: 
     for file in (run / "checkpoint").iterdir():
         file.unlink()
     assert json.loads(pdsl("run", "--json", "--resume", run).out)["models_sha256"] == first
+
+
+def test_the_account_of_several_ranks_is_that_of_one_process(tmp_path: Path) -> None:
+    chosen = [*SMALL, *settings("rounds=10", "ema_decay=0.5", "mixing.robust=true")]
+    ended(launched(2, "run", "--json", *chosen, "--out", tmp_path / "ranks", said=tmp_path))
+    assert pdsl("run", "--json", *chosen, "--out", tmp_path / "alone").code == 0
+    ranks, alone = (
+        Account.from_json((tmp_path / run / "contributions.json").read_text()) for run in ("ranks", "alone")
+    )
+    assert ranks.names == alone.names
+    assert ranks.values == pytest.approx(alone.values, rel=1e-9, abs=1e-12)
+    assert ranks.margins == pytest.approx(alone.margins, rel=1e-9)
 
 
 def test_a_mistake_is_told_once(tmp_path: Path) -> None:

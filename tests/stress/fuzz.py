@@ -2,9 +2,10 @@
 
     python tests/stress/fuzz.py [--seconds 600] [--seed 0]
 
-Messages, requests, answers, cards, plans, pins, ledgers, noise logs, checkpoints, configs and data files are read
-intact and then with random damage. A live server gets damaged requests from a pinned neighbour. Any exception but a
-refusal is a crash. Prints one JSON object; the exit code is 1 after a crash.
+Messages, requests, answers, cards, plans, pins, ledgers, noise logs, checkpoints, configs, statements and data files
+are read intact and then with random damage; statements also with a valid signature. A live server gets damaged requests
+from a pinned neighbour. Any exception but a refusal is a crash. Prints one JSON object; the exit code is 1 after a
+crash.
 """
 
 import argparse
@@ -36,11 +37,15 @@ from pdsl.peer.membership import join
 from pdsl.peer.messages import Answer, Header, RefusedError, Request, decode, encode, split
 from pdsl.peer.noise_log import NoiseLog
 from pdsl.peer.plan import TaskDescription, Timeouts, TrainingPlan, compose
+from pdsl.peer.signatures import sign
+from pdsl.peer.statement import PURPOSE, Measurement, Statement, canonical
+from pdsl.peer.statement_reader import StatementReader
 from pdsl.peer.status import Events
 from pdsl.peer.transport import Loop, Transport
 from pdsl.peer.trust_store import TrustStore
 from pdsl.privacy import Ledger, Mechanism
 from pdsl.runs import checkpoints
+from pdsl.shapley.masses import BLOCKS
 from pdsl.utils.errors import PdslError
 
 D = 20
@@ -108,6 +113,24 @@ def targets(folder: Path) -> dict[str, Target]:
         if damaged:
             raise PdslError(damaged[0])
 
+    sums = np.stack([np.vstack([np.eye(2), [0.5, 0.25 + b / 16]]) for b in range(BLOCKS)])
+    model = np.ones(D, dtype=np.float32)
+    stated = Statement(
+        plan.hash, "ann", 3, 1.0, plan.config.privacy.delta, model,
+        tuple(Measurement(name, 3, sums) for name in ("ann", "bob")),
+    )  # fmt: skip
+    reader = StatementReader(plan, {m.card.name: [m.card.certificate] for m in members}, D, 2)
+
+    def signed_statement(content: bytes) -> None:
+        try:
+            values = json.loads(content)
+            signature = sign(members[0], PURPOSE, canonical(values))
+        except (ValueError, RecursionError) as e:
+            raise PdslError("not JSON") from e
+        if not isinstance(values, dict):
+            raise PdslError("not a JSON object")
+        reader.parse(canonical({**values, "signature": signature}), "statement")
+
     state = checkpoints.pack(checkpoints.Checkpoint(1, {"x": torch.ones(1, D), "u": torch.ones(1, D)}, 1.0))
     (folder / "checkpoints").mkdir()
     trust_store = TrustStore(folder)
@@ -126,6 +149,8 @@ def targets(folder: Path) -> dict[str, Target]:
         "checkpoint": (state, by_file("checkpoints/round-000001.safetensors", checkpoint)),
         "config": (Config().to_toml().encode(), by_file("config.toml", load)),
         "data": (npz(x=numbers, y=np.arange(3)), by_file("data.npz", load_records)),
+        "statement": (stated.sign(members[0]), lambda content: reader.parse(content, "statement")),
+        "signed statement": (canonical(stated.as_dict()), signed_statement),
         "public": (
             npz(x_test=numbers, y_test=np.arange(3), x_validation=numbers, y_validation=np.arange(3)),
             by_file("public.npz", load_public),

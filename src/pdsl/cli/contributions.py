@@ -22,7 +22,6 @@ def contributions(
     pairs: Annotated[bool, typer.Option("--pairs", help="Also print the difference of each two parties.")] = False,
 ) -> None:
     """Print how much each party contributed to a run, with intervals and a conclusion."""
-    from pdsl.report.account_text import conclude_account, describe_gain
     from pdsl.report.reading import CONTRIBUTIONS, read_account
 
     if not run.is_dir():
@@ -39,6 +38,13 @@ def contributions(
     if as_json:
         print(account.to_json(), end="")
         return
+    print_account(account, pairs)
+
+
+def print_account(account: "Account", pairs: bool) -> None:
+    """Print an account as a table with its conclusion and notes; `pairs`: also the differences of each two parties."""
+    from pdsl.report.account_text import conclude_account, describe_gain
+
     out = console()
     out.print(_party_table(account))
     if pairs:

@@ -19,6 +19,7 @@ from pdsl.cli import (
     reproduce,
     run,
     theory,
+    value,
 )
 from pdsl.cli.common import INTERRUPTED, WithSettings, describe_mistake, fail, say
 from pdsl.utils.errors import ContactError, PdslError
@@ -33,6 +34,7 @@ app.command(cls=WithSettings)(config.config)
 app.command()(report.report)
 app.command()(report.watch)
 app.command()(contributions.contributions)
+app.command(cls=WithSettings)(value.value)
 app.command()(algorithms.algorithms)
 app.command("privacy")(privacy.command)
 app.command("theory")(theory.command)

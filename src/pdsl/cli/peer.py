@@ -1,4 +1,4 @@
-"""Commands of peer mode: pdsl peer init | invite | join | pin | run | status | demo.
+"""Commands of peer mode: pdsl peer init | invite | join | pin | run | status | settle | demo.
 
 A command imports heavy modules when it runs, so that `--help` is fast.
 """
@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.table import Table
 
 from pdsl.cli.common import INTERRUPTED
+from pdsl.cli.settle import settle
 from pdsl.utils.errors import PdslError
 from pdsl.utils.format import format_epsilon
 
@@ -240,6 +241,8 @@ def _print_summary(summary: "JsonDict", rounds: int) -> None:
         table.add_row("stopped early", summary["stopped"])
     table.add_row("model", f"{summary['run']}/model.safetensors")
     table.add_row("report", f"{summary['run']}/report.html")
+    if summary["statement"]:
+        table.add_row("statement", summary["statement"])
     _console().print(table)
 
 
@@ -268,6 +271,9 @@ def status(
             live.update(status_table([current]), refresh=True)
             time.sleep(1)
             current = read_status(folder)
+
+
+app.command()(settle)
 
 
 @app.command()
@@ -301,6 +307,7 @@ def demo(
     for peer in result["peers"]:
         print(f"{peer['name']}: {peer['gain']}")
     print(f"{result['seconds']:.0f} s. Model, ledger and report of each organisation are in {folder}/<name>/run.")
+    print(f"Their contributions: pdsl peer settle {folder / result['peers'][0]['name']} {folder}/*/run/statement.json")
 
 
 def _console(stderr: bool = False) -> Console:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pdsl.data import Batches, Data, label_counts, standardise
 from pdsl.data.files import load_public, load_records
 from pdsl.data.validation import Records, check_classes, check_shapes
-from pdsl.engine import Engine
+from pdsl.engine import Engine, LocalEngine
 from pdsl.models.network import Network
 from pdsl.models.zoo import build as build_model
 from pdsl.models.zoo import build_random
@@ -32,7 +32,7 @@ from pdsl.training.learning_rate import resolve_learning_rate
 from pdsl.utils.errors import PdslError
 from pdsl.utils.format import format_epsilon
 from pdsl.utils.inputs import tensors_of
-from pdsl.utils.random import SecretStreams, Streams
+from pdsl.utils.random import KEY_BYTES, SecretStreams, Streams
 from pdsl.utils.types import JsonDict
 
 
@@ -131,9 +131,7 @@ def load_data(own: Identity, plan: TrainingPlan) -> tuple[Records, Records, Reco
     """Load private records, test set and Q; PdslError unless they match the plan."""
     integers = needs_integers(plan.config)
     records = load_records(own.folder / DATA, integers)
-    if public_sha256(own.folder / PUBLIC) != plan.task.public:
-        raise PdslError(f"{own.folder / PUBLIC} is not the public file of the plan; request it again")
-    test, validation = load_public(own.folder / PUBLIC, integers)
+    test, validation = load_public_set(own.folder, plan)
     if _shape(records) != plan.task.shape:
         shape, planned = list(_shape(records)), list(plan.task.shape)
         raise PdslError(
@@ -144,6 +142,13 @@ def load_data(own: Identity, plan: TrainingPlan) -> tuple[Records, Records, Reco
     if integers:
         _check_ids([records, test, validation], count_ids(plan.config))
     return records, test, validation
+
+
+def load_public_set(folder: Path, plan: TrainingPlan) -> tuple[Records, Records]:
+    """Load test set and Q; PdslError unless they are those of the plan."""
+    if public_sha256(folder / PUBLIC) != plan.task.public:
+        raise PdslError(f"{folder / PUBLIC} is not the public file of the plan; request it again")
+    return load_public(folder / PUBLIC, needs_integers(plan.config))
 
 
 def _check_ids(parts: list[Records], count: int) -> None:
@@ -192,21 +197,44 @@ def build_experiment(
 
     Noise and batches are derived from the key, the generation, the plan and the records.
     """
-    config, graph, me = plan.config, plan.graph, plan.agent(own.card.name)
-    records, test, validation = load_data(own, plan)
+    me = plan.agent(own.card.name)
+    return _build(plan, me, own.folder, network, load_data(own, plan), key, generation, mechanism, engine)
+
+
+def build_public_experiment(plan: TrainingPlan, folder: Path) -> Experiment:
+    """The experiment of a plan without any private record: no agent has one. `folder`: of the public file."""
+    test, q = load_public_set(folder, plan)
+    some = Records(q.x[:1], q.y[:1], q.where)  # a public record, because a data set is not empty
+    network = build_network(plan, q.y, folder)
+    return _build(plan, None, folder, network, (some, test, q), bytes(KEY_BYTES), 0, None, LocalEngine)
+
+
+def _build(
+    plan: TrainingPlan,
+    me: int | None,
+    folder: Path,
+    network: Network,
+    loaded: tuple[Records, Records, Records],
+    key: bytes,
+    generation: int,
+    mechanism: Mechanism | None,
+    engine: Callable[[Graph], Engine],
+) -> Experiment:
+    """The experiment of agent `me`, or of none; `loaded`: its records, test set and Q."""
+    config, graph, (records, test, validation) = plan.config, plan.graph, loaded
     none = torch.zeros(0, dtype=torch.int64)
     parts = [torch.arange(len(records.y)) if i == me else none for i in range(graph.agents)]
     q, held_out = (validation.x, validation.y), (test.x, test.y)
     data = Data("private data", records.x, records.y, *held_out, plan.task.classes, None, q)
     if plan.task.scale == "public":
         data, q, held_out = standardise(data, q, held_out, DataSettings(scale="public"))
-    full = _build_module(plan, plan.example_inputs, 0, own.folder) if config.public.features == MODEL else None
+    full = _build_module(plan, plan.example_inputs, 0, folder) if config.public.features == MODEL else None
     knowledge, _, data, q, held_out = use_features(config, data, q, held_out, full)
     network, knowledge, q = use_start(config, network, q, knowledge)
     planned = agreed_mechanisms(plan)
     given = given_settings(config)
     config = resolve_learning_rate(config, graph, network, q, planned)
-    agreed = [mechanism if i == me else m for i, m in enumerate(planned)]
+    agreed = [mechanism if mechanism is not None and i == me else m for i, m in enumerate(planned)]
     secret = SecretStreams(config.seed, key)
     rates = config.algorithm.learning_rates(config.rounds)
     tensors = (data.x, data.y, *q)

@@ -18,11 +18,12 @@ from pdsl.peer.attendance import QuorumError
 from pdsl.peer.engine import PeerEngine, max_honest_norm
 from pdsl.peer.experiment import agreed_mechanisms, build_experiment, build_network, load_data
 from pdsl.peer.identity import CHARGE_MARKER, RUN, Identity
-from pdsl.peer.ledger import PeerLedger
+from pdsl.peer.ledger import PeerLedger, has_no_charges
 from pdsl.peer.membership import check_charge_marker, load_plan, read_charge_marker, write_charge_marker
 from pdsl.peer.noise_log import ConflictError, Generations, check_ledger
 from pdsl.peer.plan import TrainingPlan
 from pdsl.peer.receipts import check_copy
+from pdsl.peer.statement import keep_sums, write_statement
 from pdsl.peer.status import Events, Status, StatusWriter
 from pdsl.peer.trainers import Trainers
 from pdsl.peer.transport import Loop, Transport
@@ -110,6 +111,7 @@ class _PeerRun:
         self.own, self.plan, self.directory = own, plan, directory
         self.me = plan.agent(own.card.name)
         self.names = [card.name for card in plan.members]
+        self.everyone = plan.graph.neighbourhood(self.me).tolist()  # the agent itself included
         self.events = Events(directory.path / "events.jsonl")
         network = build_network(plan, load_data(own, plan)[2].y, own.folder)
         self.transport = Transport(loop, own, plan, self.events, network.num_parameters)
@@ -124,7 +126,7 @@ class _PeerRun:
         self.engine: PeerEngine = self.e.engine
         privacy, batch = plan.config.privacy, plan.config.batch.size
         sigma_scale = self.e.sigma_scale
-        for j in plan.graph.neighbourhood(self.me).tolist():
+        for j in self.everyone:
             sigma = self.e.sigma[j] * sigma_scale[j].get(self.me, 1.0)
             self.engine.max_norms[j] = max_honest_norm(privacy, batch, sigma, network.num_parameters)
         self.progress = self._load_progress(ledger)
@@ -142,12 +144,12 @@ class _PeerRun:
             algorithm=config.algorithm,
             planned_rounds=config.rounds,
             me=self.me,
-            members=tuple(self.plan.graph.neighbourhood(self.me).tolist()),
+            members=tuple(self.everyone),
             charges={},
             plan=self.plan.hash,
         )
         stored = self.directory.read(LEDGER)
-        if stored is not None and _has_no_charges(stored):
+        if stored is not None and has_no_charges(stored):
             stored = None  # of an earlier start without a round, possibly under another plan
         elif stored is None and any(any(path.glob(trace)) for trace in ("secret-*.key", "sent-*.log", "checkpoint/*")):
             raise PdslError(f"{path / LEDGER} is missing, so the privacy spent is unknown; restore it from a backup")
@@ -235,6 +237,7 @@ class _PeerRun:
             self.events.log("conflict", round=p.t, why=str(e))
             self.transport.leave_round()
             return self._skip_to(p.t + 1, "its noise was used already")
+        state = keep_sums(self.plan.config, p.state, state, [self.everyone.index(j) for j in self.engine.lost])
         if not torch.isfinite(state.x).all():
             raise PdslError(
                 f"diverged in round {p.t}: the model has infinite or undefined parameters; agree on a plan with a"
@@ -306,10 +309,9 @@ class _PeerRun:
         shapley = metrics.get("shapley")
         if shapley is None:
             return metrics
-        everyone = sorted([self.me, *self.plan.neighbours(self.me)])
         present = self.engine.sender.tolist()
         full = {
-            name: [dict(zip(present, shapley[name], strict=True)).get(j, 0.0) for j in everyone]
+            name: [dict(zip(present, shapley[name], strict=True)).get(j, 0.0) for j in self.everyone]
             for name in ("phi", "share")
         }
         return {**metrics, "shapley": {**shapley, **full}}
@@ -383,6 +385,7 @@ class _PeerRun:
             "waited_for": self.transport.waited_for(),
             "notes": self.transport.describe_delays(time.monotonic() - self.began),
             "run": str(self.directory.path),
+            "statement": write_statement(self.own, self.plan, self.directory, p.state, p.rows, p.ledger),
         }
         self.directory.write("summary.json", json.dumps(summary, indent=2, ensure_ascii=False).encode())
         write_report(self.directory.path)
@@ -391,10 +394,3 @@ class _PeerRun:
 
 def _absent_row(t: int) -> RoundRecord:
     return {"round": t, "absent": True, "messages": 0, "bytes": 0}
-
-
-def _has_no_charges(ledger: bytes) -> bool:
-    try:
-        return not json.loads(ledger)["charges"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return False

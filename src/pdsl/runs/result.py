@@ -22,8 +22,9 @@ from pdsl.runs.directory import CARD, CONTRIBUTIONS, FEATURES, LEDGER, MODEL, SU
 from pdsl.runs.model_file import pack_model
 from pdsl.runs.prediction import Predictions, Predictor, predictor_of
 from pdsl.shapley.account import Account
+from pdsl.shapley.coalitions import Values
 from pdsl.training.baselines import Baselines, compute_baselines, describe_gain
-from pdsl.training.contributions import make_run_account
+from pdsl.training.contributions import account_of_model, make_run_account, sums_by_sender
 from pdsl.training.evaluation import Evaluation, final_evaluation, finite, measure_model
 from pdsl.training.experiment import Experiment
 from pdsl.training.records import RoundRecord
@@ -88,6 +89,7 @@ class Result:
     ledger: Ledger | None = None
     stop: Stop | None = None
     path: Path | None = None  # the run directory
+    sums: Values | None = None  # for the account, gathered from all ranks; None: those of the state
 
     def __repr__(self) -> str:
         return describe_result(self)
@@ -190,7 +192,10 @@ class Result:
     @cached_property
     def contributions(self) -> Account:
         """Contribution of each agent to the gain over the start, with intervals."""
-        return make_run_account(self.experiment, self.state, self.evaluation.mean, len(self.rows))
+        e, mean, rounds = self.experiment, self.evaluation.mean, len(self.rows)
+        if self.sums is not None:
+            return account_of_model(e, self.sums, mean, rounds)
+        return make_run_account(e, self.state, mean, rounds)
 
     @property
     def message_values(self) -> NDArray[np.float64]:
@@ -310,6 +315,16 @@ def stop_reason(result: Result) -> str | None:
     if done == asked or result.ledger is None:
         return None
     return f"after round {done} of {asked}: another one would exceed the budget of ε = {result.ledger.budget:g}"
+
+
+def gather_sums(e: Experiment, state: State) -> Values | None:
+    """Sums for the account from all ranks; None if the run has no account, or if the state has all of them."""
+    if len(e.engine.agents) == e.graph.agents:
+        return None
+    try:
+        return sums_by_sender(e, state)
+    except PdslError:  # `result.contributions` says why
+        return None
 
 
 def write_contributions(run: RunDirectory, result: Result) -> None:

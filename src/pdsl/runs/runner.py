@@ -27,7 +27,7 @@ from pdsl.runs.checkpoints import Checkpoint
 from pdsl.runs.directory import INITIAL, OWNER, RunDirectory, unused
 from pdsl.runs.listeners import RunListener, StopTraining
 from pdsl.runs.model_file import pack_initial_weights, restore_initial_weights
-from pdsl.runs.result import Result, Stop, Summary, finish
+from pdsl.runs.result import Result, Stop, Summary, finish, gather_sums
 from pdsl.tasks import Loss, Metric
 from pdsl.topology import Graph
 from pdsl.training.evaluation import final_evaluation
@@ -252,10 +252,10 @@ def complete(experiment: Experiment, run: RunDirectory, listener: RunListener = 
                 raise PdslError(NOT_ONE_ROUND)
             if done % e.config.checkpoint_every:
                 _save(e, run, done, state, seconds)
-            evaluation = final_evaluation(e, state.x)
+            evaluation, sums = final_evaluation(e, state.x), gather_sums(e, state)
             if not engine.is_main_process:
                 return None
-            result = Result(e, records, state, evaluation, seconds, ledger, _early(e, done, stop), run.path)
+            result = Result(e, records, state, evaluation, seconds, ledger, _early(e, done, stop), run.path, sums)
             finish(run, result)
             listener.on_end(result.summary)
         return result

@@ -32,6 +32,7 @@ ANCHOR_GROWTH = 1.5  # ratio of successive anchors, the rounds at which gradient
 BLOCKS = 8  # sums are kept for every BLOCKS-th round separately, for standard errors
 RIDGE = 1e-3  # relative to the mean diagonal of B·V⁻¹·Bᵀ, so that groups with equal gradients do not cancel
 ISOTROPIC = 0.01  # variance of private records in every direction, relative to that of public records
+GRAM_ROUNDING = 1e-5  # of sums of products, relative to the largest
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,31 @@ def estimate_masses(sums: Values) -> Masses:
     return Masses(masses, _standard_errors(_solve(gram, cross), gram))
 
 
+def information(sums: Values) -> Values:
+    """Trace of B·V⁻¹·Bᵀ in sums [..., G + 1, G]: the weight of their measurement."""
+    found: Values = np.trace(sums[..., :-1, :], axis1=-2, axis2=-1)
+    return found
+
+
+def are_products(sums: Values) -> bool:
+    """Whether B·V⁻¹·Bᵀ in sums [..., G + 1, G] is symmetric and positive semidefinite, up to a part of the ridge."""
+    gram = sums[..., :-1, :]
+    symmetric = np.abs(gram - gram.swapaxes(-1, -2)).max() <= GRAM_ROUNDING * np.abs(gram).max()
+    tolerance = RIDGE / 2 * information(sums) / gram.shape[-1]
+    return bool(symmetric and (np.linalg.eigvalsh(gram).min(-1) >= -tolerance).all())
+
+
+def estimate_totals(sums: Values) -> tuple[Values, Values]:
+    """Total mass of each sender [n], which may be negative, and its standard error, from sums [BLOCKS, n, G + 1, G].
+
+    Errors are infinite before two blocks have a round.
+    """
+    gram, cross = sums[..., :-1, :], sums[..., -1, :]
+    by_block = _solve(gram, cross).sum(-1, keepdims=True)
+    totals: Values = _solve(gram.sum(0), cross.sum(0)).sum(-1)
+    return totals, _standard_errors(by_block, gram)[:, 0]
+
+
 def estimate_signals(sums: Values) -> tuple[Values, Values]:
     """Signal of each sender [n] and its standard error, from sums [BLOCKS, n, G + 1, G].
 
@@ -190,7 +216,7 @@ def estimate_signals(sums: Values) -> tuple[Values, Values]:
     unit = np.where(unit > 0, unit, 1.0)
     signals: Values = products.sum((-1, -2)) / unit
     errors = np.sqrt((products**2).sum((-1, -2))) / unit
-    complete = (np.trace(gram, axis1=-2, axis2=-1) > 0).all(0)
+    complete = (information(sums) > 0).all(0)
     return signals, np.where(complete, errors, np.inf)
 
 

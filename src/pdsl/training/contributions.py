@@ -4,17 +4,15 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from pdsl.data.partition import strata
 from pdsl.shapley.account import Account, make_account
 from pdsl.shapley.coalitions import Values
-from pdsl.shapley.last_layer import find_last_layer
-from pdsl.shapley.masses import Masses, count_records, estimate_masses
+from pdsl.shapley.masses import Masses, estimate_masses
 from pdsl.shapley.retraining import DataGame, make_head, plan_coalitions
 from pdsl.training.experiment import Experiment
-from pdsl.training.trainer import EMAState, State
+from pdsl.training.public_groups import find_groups
+from pdsl.training.trainer import State, algorithm_state
 from pdsl.utils.errors import PdslError
 
 MIN_Z = 2.0  # standard errors; a smaller mass of a group counts as zero
@@ -31,7 +29,11 @@ def make_run_account(e: Experiment, state: State, mean: Tensor, rounds: int) -> 
     It is computed from noisy messages, public records and settings only, so it costs no privacy. PdslError says why a
     run has no account.
     """
-    sums = sums_by_sender(e, state)
+    return account_of_model(e, sums_by_sender(e, state), mean, rounds)
+
+
+def account_of_model(e: Experiment, sums: Values, mean: Tensor, rounds: int) -> Account:
+    """The account of agents with these sums [BLOCKS, M, G + 1, G], whose mean model [d] after all rounds is given."""
     game = build_game(e, mean, rounds)
     task, (inputs, labels) = e.task, e.validation
     initial = e.network.initial_parameters()
@@ -40,19 +42,23 @@ def make_run_account(e: Experiment, state: State, mean: Tensor, rounds: int) -> 
 
 
 def sums_by_sender(e: Experiment, state: State) -> Values:
-    """Sums for the masses of every agent, over all receivers of its messages: [BLOCKS, M, G + 1, G]."""
-    sums = getattr(state.state if isinstance(state, EMAState) else state, "sums", None)
+    """Sums for the masses of every agent, over all receivers of its messages: [BLOCKS, M, G + 1, G].
+
+    If several processes have the agents, all of them must call it.
+    """
+    sums = getattr(algorithm_state(state), "sums", None)
     if not isinstance(sums, Tensor):
         raise PdslError(f"algorithm {e.config.algorithm.name} keeps no account of contributions; use algorithm pdsl")
     if e.config.privacy.clipping == "batch":
         raise PdslError("no account of contributions: privacy.clipping=batch hides numbers of records; use per-sample")
     if sums.numel() == 0:
         raise PdslError(NO_LAYER)
-    if len(sums) < e.graph.agents:
+    members = [e.graph.neighbourhood(i).tolist() for i in e.engine.agents]
+    parts = e.engine.gather([(len(sums), add_receivers(sums.cpu().numpy(), members, e.graph.agents))])
+    if sum(count for count, _ in parts) < e.graph.agents:
         raise PdslError("no account of contributions: this process has the messages to some of the agents only")
-    return add_receivers(
-        sums.cpu().numpy(), [e.graph.neighbourhood(i).tolist() for i in range(e.graph.agents)], e.graph.agents
-    )
+    total: Values = np.sum([part for _, part in parts], axis=0)
+    return total
 
 
 def add_receivers(rows: Sequence[Values] | Values, members: Sequence[Sequence[int]], agents: int) -> Values:
@@ -70,16 +76,15 @@ def add_receivers(rows: Sequence[Values] | Values, members: Sequence[Sequence[in
 
 def build_game(e: Experiment, mean: Tensor, rounds: int) -> DataGame:
     """The data game of a run; PdslError if the model does not end with a linear layer."""
-    layer = find_last_layer(e.network, e.validation[0][:1].to(e.network.device))
-    if layer is None:
+    public = find_groups(e)
+    if public is None:
         raise PdslError(NO_LAYER)
-    n = count_records(layer, e.validation[1])
-    inputs, labels = e.validation[0][:n], e.validation[1][:n]
-    head = make_head(layer, e.network.initial_parameters(), mean, inputs.to(e.network.device))
-    _, groups = np.unique(strata(e.validation[1])[:n], return_inverse=True)
+    head = make_head(public.layer, e.network.initial_parameters(), mean, public.inputs)
     momentum = float(getattr(e.config.algorithm, "momentum", 0.0))
     rates = e.learning_rates[:rounds]
-    return DataGame(head, labels, torch.from_numpy(groups), e.task, rates, momentum, e.config.privacy.max_grad_norm)
+    return DataGame(
+        head, public.labels.cpu(), public.groups.cpu(), e.task, rates, momentum, e.config.privacy.max_grad_norm
+    )
 
 
 def account_from_sums(

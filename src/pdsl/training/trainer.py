@@ -15,7 +15,6 @@ from pdsl.algorithms.base import Objectives
 from pdsl.algorithms.rehearsal import rehearse
 from pdsl.attacks import AttackedEngine, AttackedGradients, shift_models
 from pdsl.config import Config
-from pdsl.data.partition import strata
 from pdsl.engine import Engine
 from pdsl.engine.robust import Limits, RobustEngine
 from pdsl.gradients.clipping import LocalGradients
@@ -23,11 +22,11 @@ from pdsl.gradients.independence import choose_kernel
 from pdsl.gradients.per_example import RECORDS, Kernel
 from pdsl.privacy import Ledger, Noise, Release
 from pdsl.privacy.metering import Meter, MeteredEngine, MeteredGradients, MeteredNoise
-from pdsl.shapley.last_layer import find_last_layer
-from pdsl.shapley.masses import PublicGradients, count_records
+from pdsl.shapley.masses import PublicGradients
 from pdsl.shapley.valuation import Validation
 from pdsl.training.evaluation import distances, evaluate, finite
 from pdsl.training.experiment import Experiment
+from pdsl.training.public_groups import find_groups
 from pdsl.training.records import RoundRecord
 from pdsl.utils.errors import PdslError, warn_user
 from pdsl.utils.random import Streams
@@ -133,21 +132,20 @@ def build_public_gradients(e: Experiment, kernel: Kernel, workers: Workers) -> P
 
     None if whole batches are clipped, which hides numbers of records, or if no linear layer makes the model's output.
     """
-    privacy, (inputs, labels), device = e.config.privacy, e.validation, e.network.device
-    layer = None if privacy.clipping == "batch" else find_last_layer(e.network, inputs[:1].to(device))
-    if layer is None:
+    privacy = e.config.privacy
+    public = None if privacy.clipping == "batch" else find_groups(e)
+    if public is None:
         return None
-    n = count_records(layer, labels)
-    _, groups = np.unique(strata(labels)[:n], return_inverse=True)
     messages = e.config.rounds * float(e.graph.degrees.mean())  # of a sender, over the run
+    variance = float(np.mean(np.square(e.sigma))) / messages
     return PublicGradients(
-        layer,
-        inputs[:n].to(device),
-        labels[:n].to(device),
-        torch.from_numpy(groups).to(device),
+        public.layer,
+        public.inputs,
+        public.labels,
+        public.groups,
         privacy.max_grad_norm,
         e.batches.records,
-        float(np.mean(np.square(e.sigma))) / messages,
+        variance,
         kernel,
         workers,
     )
@@ -216,6 +214,13 @@ class RobustState:
     @property
     def x(self) -> Tensor:
         return self.state.x
+
+
+def algorithm_state(state: State) -> State:
+    """The algorithm's own state, without averages and the history of robust mixing."""
+    while isinstance(state, EMAState | RobustState):
+        state = state.state
+    return state
 
 
 def initial_models(e: Experiment) -> Tensor:
