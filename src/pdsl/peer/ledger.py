@@ -152,3 +152,11 @@ def _is_equivalent(stored: Mechanism, planned: Mechanism) -> bool:
     numbers = zip((stored.sigma, *stored.sigma_scale), (planned.sigma, *planned.sigma_scale), strict=True)
     same = replace(stored, sigma=planned.sigma, sigma_scale=planned.sigma_scale) == planned
     return same and all(math.isclose(a, b, rel_tol=1e-6) for a, b in numbers)
+
+
+def has_no_charges(ledger: bytes) -> bool:
+    """Whether the content of a ledger file has no charge."""
+    try:
+        return not json.loads(ledger)["charges"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False

@@ -18,7 +18,7 @@ from pdsl.peer.attendance import QuorumError
 from pdsl.peer.engine import PeerEngine, max_honest_norm
 from pdsl.peer.experiment import agreed_mechanisms, build_experiment, build_network, load_data
 from pdsl.peer.identity import CHARGE_MARKER, RUN, Identity
-from pdsl.peer.ledger import PeerLedger
+from pdsl.peer.ledger import PeerLedger, has_no_charges
 from pdsl.peer.membership import check_charge_marker, load_plan, read_charge_marker, write_charge_marker
 from pdsl.peer.noise_log import ConflictError, Generations, check_ledger
 from pdsl.peer.plan import TrainingPlan
@@ -147,7 +147,7 @@ class _PeerRun:
             plan=self.plan.hash,
         )
         stored = self.directory.read(LEDGER)
-        if stored is not None and _has_no_charges(stored):
+        if stored is not None and has_no_charges(stored):
             stored = None  # of an earlier start without a round, possibly under another plan
         elif stored is None and any(any(path.glob(trace)) for trace in ("secret-*.key", "sent-*.log", "checkpoint/*")):
             raise PdslError(f"{path / LEDGER} is missing, so the privacy spent is unknown; restore it from a backup")
@@ -210,7 +210,7 @@ class _PeerRun:
                 raise
             self.stopped = f"{e}"
             return None
-        check_copy(self.own.folder, self.transport.receipts, p.ledger.last_round, self.generations.has_vectors)
+        check_copy(self.own.folder, self.transport.receipts, p.ledger, self.generations.has_vectors)
         if jump is not None:
             return self._skip_to(jump, "the neighbours were ahead")
         if p.state is None:
@@ -222,7 +222,7 @@ class _PeerRun:
             self.stopped = f"round {p.t} would exceed the budget of ε = {ledger.budget:g}"
             return None
         self.engine.begin_round(p.t, present)
-        p.ledger = ledger
+        p.ledger, self.transport.receipts.charges = ledger, len(ledger.charges)
         self.directory.write(LEDGER, ledger.to_json(self.names).encode())
         write_charge_marker(self.own, self.plan, p.t)
         waited = time.monotonic() - start
@@ -330,6 +330,8 @@ class _PeerRun:
             budget=self.progress.ledger.budget,
             refused=self.events.counts["refused"],
             neighbours=self.transport.neighbour_statuses(),
+            completed=self.progress.t > self.plan.config.rounds,
+            network_pause=self.transport.calls.pause,
         )
 
     def _write_setup(self) -> None:
@@ -391,10 +393,3 @@ class _PeerRun:
 
 def _absent_row(t: int) -> RoundRecord:
     return {"round": t, "absent": True, "messages": 0, "bytes": 0}
-
-
-def _has_no_charges(ledger: bytes) -> bool:
-    try:
-        return not json.loads(ledger)["charges"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return False

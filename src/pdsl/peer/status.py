@@ -87,6 +87,8 @@ class Status(Section):
     budget: float
     refused: int
     neighbours: list[NeighbourStatus]
+    completed: bool = False  # the last round is over
+    network_pause: float = 0.0  # seconds since the network thread's last sign of life
 
 
 class StatusWriter:
@@ -129,7 +131,7 @@ def read_status(folder: Path) -> Status | None:
             f"{path} is damaged; a running peer rewrites it every second, and for a finished one read"
             f" {path.with_name('summary.json')}"
         ) from e
-    return status.model_copy(update={"running": status.running and time.time() - status.time < STALE_AFTER})
+    return status.model_copy(update={"running": status.running and abs(time.time() - status.time) < STALE_AFTER})
 
 
 def status_table(statuses: list[Status]) -> Table:

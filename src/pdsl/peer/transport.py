@@ -110,7 +110,7 @@ class Transport:
 
     def note_release(self, t: int) -> None:
         """Note that noisy vectors of round t can leave, for the receipts of neighbours."""
-        self.receipts.released_round = t
+        self.receipts.note_release(t)
 
     def publish_model(self, x: Tensor) -> None:
         """Offer a model to neighbours that return without a checkpoint."""
