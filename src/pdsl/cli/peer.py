@@ -1,4 +1,4 @@
-"""Commands of peer mode: pdsl peer init | invite | join | pin | run | status | demo.
+"""Commands of peer mode: pdsl peer init | invite | join | pin | run | status | demo. Others are in `peer_operations`.
 
 A command imports heavy modules when it runs, so that `--help` is fast.
 """
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from pdsl.cli import peer_operations
 from pdsl.cli.common import INTERRUPTED
 from pdsl.utils.errors import PdslError
 from pdsl.utils.format import format_epsilon
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from pdsl.utils.types import JsonDict
 
 app = typer.Typer(help="Train with other organisations, each on its own machine and its own data.")
+app.command()(peer_operations.doctor)
+app.command()(peer_operations.health)
 
 Folder = Annotated[Path, typer.Argument(help="Folder of this organisation.")]
 INCOMPLETE = 3  # exit code of a run with fewer rounds than planned
