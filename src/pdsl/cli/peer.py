@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Train with other organisations, each on its own machine and its own data.")
 app.command()(peer_operations.doctor)
 app.command()(peer_operations.health)
+app.command()(peer_operations.recover)
 
 Folder = Annotated[Path, typer.Argument(help="Folder of this organisation.")]
 INCOMPLETE = 3  # exit code of a run with fewer rounds than planned

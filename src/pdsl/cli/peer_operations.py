@@ -36,6 +36,30 @@ def doctor(folder: Folder, listen: Listen = None, as_json: AsJson = False) -> No
         raise SystemExit(ATTENTION)
 
 
+def recover(folder: Folder, listen: Listen = None) -> None:
+    """Charge messages that the ledger of an older copy of a folder lacks, so that the copy can be used.
+
+    All neighbours must be online, because their receipts prove what was sent.
+    """
+    from pdsl.peer.identity import Identity
+    from pdsl.peer.membership import load_plan
+    from pdsl.peer.recovery import recover as recover_ledger
+    from pdsl.peer.transport import Loop
+    from pdsl.utils.format import format_epsilon
+
+    own, loop = Identity.load(folder), Loop()
+    try:
+        found = recover_ledger(own, load_plan(own), loop, listen)
+    finally:
+        loop.close()
+    if found.added == 0:
+        print(f"The neighbours know of no message that the ledger lacks. Continue with: pdsl peer run {folder}")
+        return
+    spent, budget = format_epsilon(found.after.epsilon), found.after.budget
+    print(f"The neighbours' last receipt is of round {found.proven_round}; {found.added} charges were added.")
+    print(f"Spent ε {spent} of {budget:g}. Continue with: pdsl peer run {folder}")
+
+
 def health(folder: Folder, as_json: AsJson = False) -> None:
     """Report whether the peer of a folder works, for containers and service managers.
 

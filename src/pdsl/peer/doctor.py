@@ -29,9 +29,9 @@ from pdsl.peer.receipts import FILE as RECEIPTS
 from pdsl.peer.receipts import Receipts
 from pdsl.peer.status import Status, read_status
 from pdsl.peer.trust_store import TrustStore
+from pdsl.runs.directory import LEDGER
 from pdsl.utils.errors import PdslError
 
-LEDGER = "ledger.json"
 MIN_FREE = 200 * 10**6  # bytes on the disk, besides the model's files
 CHECKPOINT_VECTORS = 20  # of the model's size, for checkpoints and results
 SLOW_SYNC = 1.0  # seconds; every round waits for several

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pdsl.peer.attendance import QuorumError
 from pdsl.peer.engine import PeerEngine, max_honest_norm
-from pdsl.peer.experiment import agreed_mechanisms, build_experiment, build_network, load_data
+from pdsl.peer.experiment import build_experiment, build_network, empty_ledger, load_data
 from pdsl.peer.identity import CHARGE_MARKER, RUN, Identity
 from pdsl.peer.ledger import PeerLedger, has_no_charges
 from pdsl.peer.membership import check_charge_marker, load_plan, read_charge_marker, write_charge_marker
@@ -30,7 +30,7 @@ from pdsl.privacy import Release
 from pdsl.privacy.statement import statement
 from pdsl.report import write_report
 from pdsl.runs.checkpoints import Checkpoint
-from pdsl.runs.directory import FEATURES, RunDirectory
+from pdsl.runs.directory import FEATURES, LEDGER, RunDirectory
 from pdsl.runs.model_file import pack_model
 from pdsl.settings import EngineSettings
 from pdsl.training.baselines import compute_baselines, describe_gain
@@ -49,7 +49,6 @@ from pdsl.utils.errors import PdslError
 from pdsl.utils.types import JsonDict
 from pdsl.utils.workers import Workers
 
-LEDGER = "ledger.json"
 OnRound = Callable[[RoundRecord], None]
 
 
@@ -133,19 +132,7 @@ class _PeerRun:
         self.began = time.monotonic()
 
     def _load_ledger(self) -> PeerLedger:
-        config, path = self.plan.config, self.directory.path
-        assert config.privacy.budget is not None  # a plan always has a budget
-        new = PeerLedger(
-            delta=config.privacy.delta,
-            budget=config.privacy.budget,
-            mechanism=agreed_mechanisms(self.plan)[self.me],
-            algorithm=config.algorithm,
-            planned_rounds=config.rounds,
-            me=self.me,
-            members=tuple(self.plan.graph.neighbourhood(self.me).tolist()),
-            charges={},
-            plan=self.plan.hash,
-        )
+        path, new = self.directory.path, empty_ledger(self.plan, self.me)
         stored = self.directory.read(LEDGER)
         if stored is not None and has_no_charges(stored):
             stored = None  # of an earlier start without a round, possibly under another plan
