@@ -23,7 +23,7 @@ from pdsl.peer.membership import check_charge_marker, load_plan, read_charge_mar
 from pdsl.peer.noise_log import ConflictError, Generations, check_ledger
 from pdsl.peer.plan import TrainingPlan
 from pdsl.peer.receipts import check_copy
-from pdsl.peer.status import Events, Status, StatusWriter
+from pdsl.peer.status import Events, OnLine, Status, StatusWriter
 from pdsl.peer.trainers import Trainers
 from pdsl.peer.transport import Loop, Transport
 from pdsl.privacy import Release
@@ -58,6 +58,7 @@ def run(
     listen: str | None = None,
     on_round: OnRound = lambda row: None,
     engine: EngineSettings = EngineSettings(),  # noqa: B008  frozen
+    on_event: OnLine = lambda line: None,
 ) -> JsonDict:
     """Train as this organisation until the last round of the plan. Returns the summary.
 
@@ -70,7 +71,7 @@ def run(
     try:
         directory = _open_directory(own, plan)
         with directory.lock():
-            peer = _PeerRun(own, plan, loop, directory)
+            peer = _PeerRun(own, plan, loop, directory, on_event)
             return peer.train(listen, on_round)
     except OSError as e:
         raise PdslError(
@@ -105,11 +106,11 @@ class _Progress:
 class _PeerRun:
     """Run of one organisation in this process."""
 
-    def __init__(self, own: Identity, plan: TrainingPlan, loop: Loop, directory: RunDirectory):
+    def __init__(self, own: Identity, plan: TrainingPlan, loop: Loop, directory: RunDirectory, on_event: OnLine):
         self.own, self.plan, self.directory = own, plan, directory
         self.me = plan.agent(own.card.name)
         self.names = [card.name for card in plan.members]
-        self.events = Events(directory.path / "events.jsonl")
+        self.events = Events(directory.path / "events.jsonl", on_event)
         network = build_network(plan, load_data(own, plan)[2].y, own.folder)
         self.transport = Transport(loop, own, plan, self.events, network.num_parameters)
         ledger = self._load_ledger()
