@@ -166,6 +166,7 @@ class Calls:
         if response.status in (BAD_REQUEST, FORBIDDEN):
             reason = response.body.decode() if REASON.fullmatch(response.body) else "no reason"
             self.neighbours[j].state = f"rejects us: {reason}"
+            self._events.log("rejected", of=self.neighbours[j].name, reason=reason)
             await asyncio.sleep(RETRY_DELAY)
             return None
         if response.status != OK:
