@@ -24,7 +24,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-PEERS, PHASES, WARM = 4, 5, 3
+PEERS, PHASES, WARM, PAIRS = 4, 5, 3, 3
 
 
 def disable_tls(own_name: str) -> None:
@@ -114,6 +114,13 @@ def communicate(d: int, rounds: int, secure: bool, durable: bool = False) -> tup
     return statistics.median(t for t, _ in taken), statistics.median(w for _, w in taken)
 
 
+def compare(d: int, rounds: int) -> list[tuple[float, float]]:
+    """Wall time and CPU time over TLS and over plain HTTP, measured in turns because the load of a machine changes."""
+    pairs = [(communicate(d, rounds, secure=True), communicate(d, rounds, secure=False)) for _ in range(PAIRS)]
+    columns = (zip(*(pair[k] for pair in pairs), strict=True) for k in range(2))
+    return [(statistics.median(seconds), statistics.median(work)) for seconds, work in columns]
+
+
 class Echo:
     """Engine with a neighbourhood of three that sends nothing, to measure computation alone."""
 
@@ -175,10 +182,7 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     os.environ["OMP_NUM_THREADS"] = "1"
     d = 250_000  # 1 MB
-    (over_tls, tls_work), (over_plain, plain_work) = (
-        communicate(d, rounds, secure=True),
-        communicate(d, rounds, secure=False),
-    )
+    (over_tls, tls_work), (over_plain, plain_work) = compare(d, rounds)
     computing, compute_work, parameters = compute(6)
     talking, talk_work = communicate(parameters, rounds, secure=True, durable=True)
     result: dict[str, Any] = {
@@ -192,7 +196,10 @@ def main() -> None:
         "overhead": round(talking / computing, 3),
         "overhead_work": round(talk_work / compute_work, 3),  # independent of the load of the machine
     }
-    result["kept"] = {"within 3 times of plain": over_tls <= 3 * over_plain, "at most 20 %": talking <= computing / 5}
+    result["kept"] = {
+        "TLS at most 1.2 times plain": over_tls <= 1.2 * over_plain,
+        "at most 20 %": talking <= computing / 5,
+    }
     print(json.dumps(result, indent=1))
 
 

@@ -124,13 +124,21 @@ json_values = st.recursive(
 @given(json_values, json_values, json_values, json_values)
 def test_fuzz_requests_and_answers_of_any_values(a: object, b: object, c: object, d: object) -> None:
     for kind, values in (
-        (Request, {"plan": HEADER.plan, "round": a, "phase": b, "served": [0, ""]}),
+        (Request, {"plan": HEADER.plan, "round": a, "phase": b, "served": [0, 0, ""]}),
         (
             Answer,
-            {"plan": HEADER.plan, "state": a, "round": b, "gathering": c, "waiting": d, "held": d, "served": [0, ""]},
+            {
+                "plan": HEADER.plan,
+                "state": a,
+                "round": b,
+                "gathering": c,
+                "waiting": d,
+                "held": d,
+                "served": [0, 0, ""],
+            },
         ),
-        (Request, {"plan": a, "round": 1, "phase": 1, "served": [0, ""]}),
-        (Request, {"plan": HEADER.plan, "round": 1, "phase": 1, "served": [a, b]}),
+        (Request, {"plan": a, "round": 1, "phase": 1, "served": [0, 0, ""]}),
+        (Request, {"plan": HEADER.plan, "round": 1, "phase": 1, "served": [a, b, c]}),
         (Request, {"plan": HEADER.plan, "round": 1, "phase": 1, "served": c}),
     ):
         try:
@@ -142,7 +150,7 @@ def test_fuzz_requests_and_answers_of_any_values(a: object, b: object, c: object
 
 
 def test_request_and_answer_round_trip() -> None:
-    receipt = Receipt(2, "c" * 64)
+    receipt = Receipt(2, 3, "c" * 64)
     for sent in (
         Request(HEADER.plan, 10**9, -1, receipt),
         Answer(HEADER.plan, "here", 3, True, False, True, receipt),
@@ -159,9 +167,10 @@ def test_a_round_after_the_last_one_is_refused(kind: Request | Answer) -> None:
         type(kind).decode(kind.encode(), HEADER.plan, last=10)
 
 
-@pytest.mark.parametrize("other", [0, 2, "1", None])
+@pytest.mark.parametrize("other", [PROTOCOL - 1, PROTOCOL + 1, float(PROTOCOL), str(PROTOCOL), None])
 def test_another_protocol_is_refused_by_name(other: object) -> None:
     for sent in (Request(HEADER.plan, 1, 0), Answer(HEADER.plan, "here", 3, True, False, True)):
         values = {**json.loads(sent.encode()), "protocol": other, "setting of a later version": 1}
-        with pytest.raises(RefusedError, match="protocol"):
+        reason = f"protocol {other} instead of {PROTOCOL}" if isinstance(other, int) else "protocol"
+        with pytest.raises(RefusedError, match=f"^{reason}$"):
             type(sent).decode(json.dumps(values).encode(), HEADER.plan)

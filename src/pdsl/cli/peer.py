@@ -1,9 +1,10 @@
-"""Commands of peer mode: pdsl peer init | invite | join | pin | run | status | settle | demo.
+"""Commands of peer mode: pdsl peer init | invite | join | pin | run | status | demo. Others have their own modules.
 
 A command imports heavy modules when it runs, so that `--help` is fast.
 """
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from pdsl.cli import peer_operations
 from pdsl.cli.common import INTERRUPTED
 from pdsl.cli.settle import settle
 from pdsl.utils.errors import PdslError
@@ -24,9 +26,12 @@ if TYPE_CHECKING:
     from pdsl.utils.types import JsonDict
 
 app = typer.Typer(help="Train with other organisations, each on its own machine and its own data.")
+app.command()(peer_operations.doctor)
+app.command()(peer_operations.health)
+app.command()(peer_operations.recover)
 
 Folder = Annotated[Path, typer.Argument(help="Folder of this organisation.")]
-INCOMPLETE = 3  # exit code of a run with fewer rounds than planned
+MISTAKE, INCOMPLETE = 2, 3  # exit codes: a mistake of the user, and a run with fewer rounds than planned
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Assignments = Annotated[
@@ -190,6 +195,9 @@ def run(
     device: Annotated[str, typer.Option(help="torch device: cpu, cuda, cuda:1, mps.")] = "cpu",
     workers: Annotated[int | None, typer.Option(min=1, help="Single-threaded workers; default: one per core.")] = None,
     as_json: AsJson = False,
+    log_json: Annotated[
+        bool, typer.Option("--log-json", help="Log rounds and events to standard error as JSON lines.")
+    ] = False,
 ) -> None:
     """Wait for the neighbours, train, and write this organisation's model, ledger and report to FOLDER/run.
 
@@ -199,9 +207,10 @@ def run(
 
     try:
         with handle_sigterm():
-            summary, rounds = _run_peer(folder, listen, device, workers)
+            summary, rounds = (_run_logged if log_json else _run_peer)(folder, listen, device, workers)
     except KeyboardInterrupt as e:
-        print(f"pdsl: interrupted; resume with: pdsl peer run {folder}", file=sys.stderr)
+        if not log_json:
+            print(f"pdsl: interrupted; resume with: pdsl peer run {folder}", file=sys.stderr)
         raise SystemExit(EXIT_CODE if isinstance(e, TerminatedError) else INTERRUPTED) from None
     if as_json:
         print(json.dumps(summary))
@@ -229,6 +238,36 @@ def _run_peer(folder: Path, listen: str | None, device: str, workers: int | None
             return run_peer(own, loop, listen, progress.on_round, engine), rounds
     finally:
         loop.close()
+
+
+def _run_logged(folder: Path, listen: str | None, device: str, workers: int | None) -> "tuple[JsonDict, int]":
+    """Run until the last round, with a log in JSON lines. A mistake is a line of the log too."""
+    from pdsl import __version__
+    from pdsl.peer.identity import Identity
+    from pdsl.peer.log_lines import LogLines
+    from pdsl.peer.membership import load_plan
+    from pdsl.peer.runner import run as run_peer
+    from pdsl.peer.transport import Loop
+    from pdsl.settings import EngineSettings
+
+    log, loop = LogLines(open(os.dup(2), "wb", buffering=0)), Loop()  # noqa: PTH123, SIM115  open until the end
+    try:
+        own = Identity.load(folder)
+        plan = load_plan(own)
+        log.log("start", name=own.card.name, plan=plan.hash, pdsl=__version__, rounds=plan.config.rounds)
+        engine = EngineSettings(device=device, workers=workers)
+        summary = run_peer(own, loop, listen, log.on_round, engine, log.write)
+        log.log("end", rounds_run=summary["rounds_run"], stopped=summary["stopped"], epsilon=summary["epsilon"])
+        return summary, plan.config.rounds
+    except KeyboardInterrupt:
+        log.log("interrupted", advice=f"resume with: pdsl peer run {folder}")
+        raise
+    except PdslError as e:
+        log.log("failed", why=str(e))
+        raise SystemExit(MISTAKE) from None
+    finally:
+        loop.close()
+        log.stop()
 
 
 def _print_summary(summary: "JsonDict", rounds: int) -> None:

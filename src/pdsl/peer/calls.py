@@ -23,6 +23,7 @@ from pdsl.peer.status import Events
 RETRY_DELAY = 0.1  # seconds between failed attempts
 CHECK_SECONDS = 0.5  # between checks whether a callee is silent or has said goodbye
 GOODBYE_SECONDS = 2.0  # to reach all neighbours
+MAX_PAUSE = 5.0  # seconds between signs of life of the event loop
 REASON = re.compile(rb"[A-Za-z0-9 .]{1,40}")  # of a refusal, in a neighbour's words
 
 
@@ -58,6 +59,12 @@ class Calls:
         self.own_address = own.card.address
         self._tasks: list[asyncio.Task[None]] = []
         self._unclaimed: set[asyncio.Task[Response]] = set()
+        self._alive = time.monotonic()  # when the event loop last ran
+
+    @property
+    def pause(self) -> float:
+        """Seconds since the event loop last ran, for other threads."""
+        return time.monotonic() - self._alive
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._ping(j)) for j in self.neighbours]
@@ -91,10 +98,11 @@ class Calls:
 
     async def _discount_own_pauses(self) -> None:
         """Shift all clocks by time in which this process was stopped: it is not the neighbours' silence."""
-        every = min(self._timeouts.silence / 8, self._timeouts.patience / 4)
+        every = min(self._timeouts.silence / 8, self._timeouts.patience / 4, MAX_PAUSE)
         while True:
             before = time.monotonic()
             await asyncio.sleep(every)
+            self._alive = time.monotonic()
             pause = time.monotonic() - before - every
             if pause > every:
                 self._state.waiting_since += pause
@@ -158,6 +166,7 @@ class Calls:
         if response.status in (BAD_REQUEST, FORBIDDEN):
             reason = response.body.decode() if REASON.fullmatch(response.body) else "no reason"
             self.neighbours[j].state = f"rejects us: {reason}"
+            self._events.log("rejected", of=self.neighbours[j].name, reason=reason)
             await asyncio.sleep(RETRY_DELAY)
             return None
         if response.status != OK:

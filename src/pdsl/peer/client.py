@@ -21,7 +21,15 @@ from pdsl.peer.state import ServerState
 from pdsl.peer.status import Events
 
 POLL_DELAY = 0.01  # seconds before asking again after an answer "wait", which the server itself delays
-GONE = ("silent", "unreachable", "cannot reach us", "late", "blocked", "goodbye")  # reasons not to wait later
+GONE = (
+    "silent",
+    "unreachable",
+    "cannot reach us",
+    "rejects us",
+    "late",
+    "blocked",
+    "goodbye",
+)  # reasons not to wait later
 SKIP_SHARE = 0.1  # of the plan's rounds, which one neighbour can make this peer skip by its word alone
 MIN_LOGGED_DELAY = 1.0  # seconds in a round
 
@@ -44,6 +52,8 @@ class Client:
     def _describe_silence(self, j: int) -> str:
         if j in self._state.departed:
             return "goodbye"
+        if self.neighbours[j].state.startswith("rejects us"):
+            return self.neighbours[j].state
         return f"unreachable at {self.neighbours[j].address}" if self._state.is_calling(j) else "silent"
 
     def _exclude(self, j: int, reason: str) -> None:
@@ -113,7 +123,10 @@ class Client:
 
     def _describe_quorum(self, t: int, present: int) -> str:
         unreached = [n.name for n in self.neighbours.values() if n.state.startswith("cannot reach us")]
+        rejecting = [f"{n.name} {n.state}" for n in self.neighbours.values() if n.state.startswith("rejects us")]
         advice = "run again when they are online"
+        if rejecting:
+            advice = f"{', '.join(rejecting)}; see pdsl peer doctor"
         if unreached:
             advice = f"{', '.join(unreached)} cannot reach you at {self._calls.own_address}: open that port to them"
         return (

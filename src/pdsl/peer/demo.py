@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from pdsl.data import load, partition, split_public
 from pdsl.peer.experiment import describe_task
 from pdsl.peer.identity import DATA, PUBLIC, Identity
 from pdsl.peer.membership import join
-from pdsl.peer.plan import Timeouts, compose, format_hash
+from pdsl.peer.plan import Timeouts, TrainingPlan, compose, format_hash
 from pdsl.peer.status import Status, read_status
 from pdsl.settings import DataSettings, PartitionSettings
 from pdsl.utils.errors import PdslError
@@ -37,12 +37,24 @@ def run_demo(
 ) -> JsonDict:
     """Run the demonstration in `folder`; `on_step` gets a line per step, `on_status` the status of the peers."""
     start = time.monotonic()
+    members, plan = create_organisations(folder, [f"127.0.0.1:{port}" for port in _find_free_ports()], rounds, on_step)
+    on_step("training starts")
+    summaries = _run_peers([member.folder for member in members], on_status)
+    kept = ("name", "accuracy", "epsilon", "delta", "rounds", "rounds_run", "bytes", "privacy", "gain", "run")
+    return {
+        "peers": [{key: summary[key] for key in kept} for summary in summaries],
+        "plan": plan.hash,
+        "seconds": round(time.monotonic() - start, 1),
+    }
+
+
+def create_organisations(
+    folder: Path, addresses: Sequence[str], rounds: int, on_step: Callable[[str], None]
+) -> tuple[list[Identity], TrainingPlan]:
+    """Create four folders in `folder`, with digits and a plan that all have joined."""
     if folder.exists() and any(folder.iterdir()):
-        raise PdslError(f"{folder} is not empty; choose another --out")
-    members = [
-        Identity.create(folder / name, name, f"127.0.0.1:{port}")
-        for name, port in zip(NAMES, _find_free_ports(), strict=True)
-    ]
+        raise PdslError(f"{folder} is not empty; choose another folder")
+    members = [Identity.create(folder / name, name, at) for name, at in zip(NAMES, addresses, strict=True)]
     on_step(f"init: created key, certificate and card of {', '.join(NAMES)} in {folder}")
     records = _distribute_digits(members)
     timeouts = Timeouts(silence=10, deadline=60, start=120)
@@ -51,14 +63,8 @@ def run_demo(
     on_step(f"invite: wrote the plan, hash {format_hash(plan.hash)}")
     for member in members:
         join(member, plan)
-    on_step("join: each peer checked the plan and pinned the certificates of its two neighbours; training starts")
-    summaries = _run_peers([member.folder for member in members], on_status)
-    kept = ("name", "accuracy", "epsilon", "delta", "rounds", "rounds_run", "bytes", "privacy", "gain", "run")
-    return {
-        "peers": [{key: summary[key] for key in kept} for summary in summaries],
-        "plan": plan.hash,
-        "seconds": round(time.monotonic() - start, 1),
-    }
+    on_step("join: each peer checked the plan and pinned the certificates of its two neighbours")
+    return members, plan
 
 
 def _find_free_ports() -> list[int]:

@@ -20,6 +20,7 @@ from pdsl.models.network import Network
 from pdsl.models.zoo import build as build_model
 from pdsl.models.zoo import build_random
 from pdsl.peer.identity import DATA, PUBLIC, WEIGHTS, Identity
+from pdsl.peer.ledger import PeerLedger
 from pdsl.peer.model_check import count_ids, needs_integers
 from pdsl.peer.plan import TaskDescription, TrainingPlan, file_sha256, validate_section
 from pdsl.peer.source_check import check_sources
@@ -167,6 +168,23 @@ def agreed_mechanisms(plan: TrainingPlan) -> list[Mechanism]:
     found = mechanisms(config.privacy, graph, batches, releases, config.rounds, config.share_floor, d)
     assert found is not None  # a plan always has noise
     return found
+
+
+def empty_ledger(plan: TrainingPlan, me: int) -> PeerLedger:
+    """Ledger of a member without charges."""
+    config = plan.config
+    assert config.privacy.budget is not None  # a plan always has a budget
+    return PeerLedger(
+        delta=config.privacy.delta,
+        budget=config.privacy.budget,
+        mechanism=agreed_mechanisms(plan)[me],
+        algorithm=config.algorithm,
+        planned_rounds=config.rounds,
+        me=me,
+        members=tuple(plan.graph.neighbourhood(me).tolist()),
+        charges={},
+        plan=plan.hash,
+    )
 
 
 def check_budget(plan: TrainingPlan) -> None:

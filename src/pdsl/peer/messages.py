@@ -17,14 +17,15 @@ from torch import Tensor
 
 from pdsl.utils.types import JsonDict
 
-PROTOCOL = 1  # changes with the wire format, and with the exchanges of any algorithm
+PROTOCOL = 2  # changes with the wire format, and with the exchanges of any algorithm
 MAX_HEADER = 1024  # bytes of a message's header
 MAX_CONTROL = 1024  # bytes of a request or an answer
 MAX_VALUE = 1e6  # absolute value of a number in a message, far above honest ones; larger ones could cause overflow
 MODEL_PHASE = -1  # phase of a model for a returning neighbour, outside the phases of a round
 MAX_ROUND = 10**9
+MAX_CHARGES = 2**32
 HASH = re.compile(r"[0-9a-f]{64}")
-PROOF_BYTES = 36  # the round in 4 bytes, and its proof
+PROOF_BYTES = 40  # a receipt: the round and the number of charges in 4 bytes each, and their proof
 
 
 class RefusedError(Exception):
@@ -91,10 +92,11 @@ def decode(content: bytes, expected: Header, d: int) -> Tensor:  # [d]
 
 
 class Receipt(NamedTuple):
-    """Last round in which a peer has sent noisy vectors, with its proof (hex) for a neighbour; see `receipts`."""
+    """Last round in which a peer has sent noisy vectors, and the charges in its ledger then; see `receipts`."""
 
     round: int = 0
-    proof: str = ""
+    charges: int = 0
+    proof: str = ""  # hex, for one neighbour
 
 
 NO_RECEIPT = Receipt()
@@ -191,8 +193,8 @@ def split(response: bytes) -> tuple[bool, bytes]:
 
 def split_proof(content: bytes) -> tuple[Receipt, bytes]:
     """Split the content of a message: the sender's receipt, and the safetensors file."""
-    proof, rest = content[:PROOF_BYTES], content[PROOF_BYTES:]
-    return Receipt(int.from_bytes(proof[:4], "big"), proof[4:].hex()), rest
+    head, rest = content[:PROOF_BYTES], content[PROOF_BYTES:]
+    return Receipt(int.from_bytes(head[:4], "big"), int.from_bytes(head[4:8], "big"), head[8:].hex()), rest
 
 
 def _parse_json(content: bytes) -> JsonDict:
@@ -209,11 +211,18 @@ def _parse_control(content: bytes, names: set[str]) -> JsonDict:
     if len(content) > MAX_CONTROL:
         raise RefusedError("size")
     values = _parse_json(content)
-    if values.pop("protocol", None) != PROTOCOL:
-        raise RefusedError("protocol")
+    if (protocol := values.pop("protocol", None)) != PROTOCOL or type(protocol) is not int:
+        raise RefusedError(_describe_protocol(protocol))
     if set(values) != names:
         raise RefusedError("header")
     return values
+
+
+def _describe_protocol(found: object) -> str:
+    """Reason to refuse another version of the wire format. Both ends log or display it."""
+    if type(found) is not int or not 0 <= found <= MAX_ROUND:
+        return "protocol"
+    return f"protocol {found} instead of {PROTOCOL}"
 
 
 def _check_plan(values: JsonDict, plan: str) -> None:
@@ -232,6 +241,8 @@ def _check_integer(values: JsonDict, name: str, least: int, most: int = MAX_ROUN
 
 def _check_receipt(values: JsonDict, last: int) -> Receipt:
     match values["served"]:
-        case [int(t), str(proof)] if type(t) is int and 0 <= t <= last and (not proof or HASH.fullmatch(proof)):
-            return Receipt(t, proof)
+        case [int(t), int(charges), str(proof)] if type(t) is type(charges) is int and (
+            0 <= t <= last and 0 <= charges < MAX_CHARGES and (not proof or HASH.fullmatch(proof))
+        ):
+            return Receipt(t, charges, proof)
     raise RefusedError("served")

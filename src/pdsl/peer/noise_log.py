@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -240,17 +240,26 @@ def check_ledger(run: Path, ledger: PeerLedger, rows: Iterable[RoundRecord]) -> 
     for t in (row["round"] for row in rows if "absent" not in row):
         if t > ledger.last_round:
             raise _missing_charge(run, t, "rows.jsonl")
+    for number, (t, _, _, peer) in find_draws(run):
+        charged = ledger.charges.get((t, number))
+        if charged is None or peer not in charged | {ledger.me}:
+            raise _missing_charge(run, t, log_file(run, number).name)
+
+
+def find_draws(run: Path) -> Iterator[tuple[int, Draw]]:
+    """All draws in the logs, each with its generation. A damaged log has unknown ones."""
     for number in _find_numbers(run, "sent-*.log"):
-        path = log_file(run, number)
         try:
-            log = NoiseLog(path)
+            log = NoiseLog(log_file(run, number))
         except DamagedError:
-            continue  # its messages are unknown
+            continue
         log.close()
-        for t, _, _, peer in log.draws:
-            charged = ledger.charges.get((t, number))
-            if charged is None or peer not in charged | {ledger.me}:
-                raise _missing_charge(run, t, path.name)
+        yield from ((number, draw) for draw in log.draws)
+
+
+def find_generations(run: Path) -> list[int]:
+    """Numbers of the generations with a key or a log."""
+    return sorted({*_find_numbers(run, "secret-*.key"), *_find_numbers(run, "sent-*.log")})
 
 
 def _missing_charge(run: Path, t: int, witness: str) -> PdslError:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pdsl.peer.attendance import QuorumError
 from pdsl.peer.engine import PeerEngine, max_honest_norm
-from pdsl.peer.experiment import agreed_mechanisms, build_experiment, build_network, load_data
+from pdsl.peer.experiment import build_experiment, build_network, empty_ledger, load_data
 from pdsl.peer.identity import CHARGE_MARKER, RUN, Identity
 from pdsl.peer.ledger import PeerLedger, has_no_charges
 from pdsl.peer.membership import check_charge_marker, load_plan, read_charge_marker, write_charge_marker
@@ -24,14 +24,14 @@ from pdsl.peer.noise_log import ConflictError, Generations, check_ledger
 from pdsl.peer.plan import TrainingPlan
 from pdsl.peer.receipts import check_copy
 from pdsl.peer.statement import keep_sums, write_statement
-from pdsl.peer.status import Events, Status, StatusWriter
+from pdsl.peer.status import Events, OnLine, Status, StatusWriter
 from pdsl.peer.trainers import Trainers
 from pdsl.peer.transport import Loop, Transport
 from pdsl.privacy import Release
 from pdsl.privacy.statement import statement
 from pdsl.report import write_report
 from pdsl.runs.checkpoints import Checkpoint
-from pdsl.runs.directory import FEATURES, RunDirectory
+from pdsl.runs.directory import FEATURES, LEDGER, RunDirectory
 from pdsl.runs.model_file import pack_model
 from pdsl.settings import EngineSettings
 from pdsl.training.baselines import compute_baselines, describe_gain
@@ -50,7 +50,6 @@ from pdsl.utils.errors import PdslError
 from pdsl.utils.types import JsonDict
 from pdsl.utils.workers import Workers
 
-LEDGER = "ledger.json"
 OnRound = Callable[[RoundRecord], None]
 
 
@@ -60,6 +59,7 @@ def run(
     listen: str | None = None,
     on_round: OnRound = lambda row: None,
     engine: EngineSettings = EngineSettings(),  # noqa: B008  frozen
+    on_event: OnLine = lambda line: None,
 ) -> JsonDict:
     """Train as this organisation until the last round of the plan. Returns the summary.
 
@@ -72,7 +72,7 @@ def run(
     try:
         directory = _open_directory(own, plan)
         with directory.lock():
-            peer = _PeerRun(own, plan, loop, directory)
+            peer = _PeerRun(own, plan, loop, directory, on_event)
             return peer.train(listen, on_round)
     except OSError as e:
         raise PdslError(
@@ -107,12 +107,12 @@ class _Progress:
 class _PeerRun:
     """Run of one organisation in this process."""
 
-    def __init__(self, own: Identity, plan: TrainingPlan, loop: Loop, directory: RunDirectory):
+    def __init__(self, own: Identity, plan: TrainingPlan, loop: Loop, directory: RunDirectory, on_event: OnLine):
         self.own, self.plan, self.directory = own, plan, directory
         self.me = plan.agent(own.card.name)
         self.names = [card.name for card in plan.members]
         self.everyone = plan.graph.neighbourhood(self.me).tolist()  # the agent itself included
-        self.events = Events(directory.path / "events.jsonl")
+        self.events = Events(directory.path / "events.jsonl", on_event)
         network = build_network(plan, load_data(own, plan)[2].y, own.folder)
         self.transport = Transport(loop, own, plan, self.events, network.num_parameters)
         ledger = self._load_ledger()
@@ -135,19 +135,7 @@ class _PeerRun:
         self.began = time.monotonic()
 
     def _load_ledger(self) -> PeerLedger:
-        config, path = self.plan.config, self.directory.path
-        assert config.privacy.budget is not None  # a plan always has a budget
-        new = PeerLedger(
-            delta=config.privacy.delta,
-            budget=config.privacy.budget,
-            mechanism=agreed_mechanisms(self.plan)[self.me],
-            algorithm=config.algorithm,
-            planned_rounds=config.rounds,
-            me=self.me,
-            members=tuple(self.everyone),
-            charges={},
-            plan=self.plan.hash,
-        )
+        path, new = self.directory.path, empty_ledger(self.plan, self.me)
         stored = self.directory.read(LEDGER)
         if stored is not None and has_no_charges(stored):
             stored = None  # of an earlier start without a round, possibly under another plan
@@ -212,7 +200,7 @@ class _PeerRun:
                 raise
             self.stopped = f"{e}"
             return None
-        check_copy(self.own.folder, self.transport.receipts, p.ledger.last_round, self.generations.has_vectors)
+        check_copy(self.own.folder, self.transport.receipts, p.ledger, self.generations.has_vectors)
         if jump is not None:
             return self._skip_to(jump, "the neighbours were ahead")
         if p.state is None:
@@ -224,7 +212,7 @@ class _PeerRun:
             self.stopped = f"round {p.t} would exceed the budget of ε = {ledger.budget:g}"
             return None
         self.engine.begin_round(p.t, present)
-        p.ledger = ledger
+        p.ledger, self.transport.receipts.charges = ledger, len(ledger.charges)
         self.directory.write(LEDGER, ledger.to_json(self.names).encode())
         write_charge_marker(self.own, self.plan, p.t)
         waited = time.monotonic() - start
@@ -332,6 +320,8 @@ class _PeerRun:
             budget=self.progress.ledger.budget,
             refused=self.events.counts["refused"],
             neighbours=self.transport.neighbour_statuses(),
+            completed=self.progress.t > self.plan.config.rounds,
+            network_pause=self.transport.calls.pause,
         )
 
     def _write_setup(self) -> None:

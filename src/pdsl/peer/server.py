@@ -9,11 +9,12 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable
 
+from pdsl.peer import about
 from pdsl.peer.http1 import FAILED, Exchange, HttpConnection, Stream, TooLargeError
 from pdsl.peer.identity import NO_ADDRESS, Identity
 from pdsl.peer.limits import TokenBucket
 from pdsl.peer.listener import Listener
-from pdsl.peer.messages import MAX_CONTROL, RefusedError, Request
+from pdsl.peer.messages import MAX_CONTROL, NO_RECEIPT, RefusedError, Request
 from pdsl.peer.plan import TrainingPlan
 from pdsl.peer.relay import Relay
 from pdsl.peer.routes import find_contacts
@@ -132,6 +133,8 @@ class Server:
         except RefusedError as e:
             self._refuse(j, e.reason)
             return FORBIDDEN, e.reason.encode()
+        if request.method == "POST" and request.path == about.PATH:
+            return OK, self._describe(j).encode()
         if request.method != "POST" or request.path not in PATHS or j not in self._state.neighbours:
             return NOT_FOUND, b"path"
         try:
@@ -147,6 +150,12 @@ class Server:
         if request.path == "/hello":
             return OK, (await self._state.hello(j, asked.round)).encode()
         return OK, await self._state.fetch(j, asked.round, asked.phase)
+
+    def _describe(self, j: int) -> about.About:
+        """Answer to a request of any version. Nothing about the caller is noted."""
+        state = self._state
+        served = state.receipts.held.get(j, NO_RECEIPT)
+        return about.describe(self._plan.hash, state.round, j in state.neighbours and state.reaches(j), served)
 
     def _refuse(self, j: int, reason: str) -> None:
         self._events.log("refused", what="request", of=self._plan.members[j].name, reason=reason)

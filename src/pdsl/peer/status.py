@@ -5,6 +5,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -15,22 +16,27 @@ from pdsl.peer.limits import TokenBucket
 from pdsl.section import Section
 from pdsl.utils.errors import PdslError
 from pdsl.utils.format import format_epsilon, printable
+from pdsl.utils.types import JsonDict
 
 STATUS = "status.json"
 WRITE_INTERVAL = 1.0  # seconds
 STALE_AFTER = 5.0  # seconds without a write after which the process is considered dead
+MAX_LOG_BYTES = 5_000_000  # of the event log, and as many of the one before it
 EVENT_RATE, EVENT_BURST = 0.1, 100.0  # lines per second and at once, for each kind of event and each neighbour
+
+OnLine = Callable[[JsonDict], None]
 
 
 class Events:
     """Event log in JSON lines, with a count per kind of event.
 
     Each neighbour, and all outsiders together, have their own quota of lines per kind of event. No caller can thus fill
-    the disk or hide the events of others. A line after omitted ones has their number as `more`.
+    the disk or hide the events of others. A line after omitted ones has their number as `more`. A full file is renamed
+    and replaces the one before it.
     """
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, on_line: OnLine = lambda line: None):
+        self.path, self._on_line = path, on_line
         self.counts: Counter[str] = Counter()
         self._quotas: dict[tuple[str, object], TokenBucket] = {}
         self._omitted: Counter[tuple[str, object]] = Counter()
@@ -47,18 +53,28 @@ class Events:
             if more := self._omitted.pop(source, 0):
                 facts["more"] = more
             clean = {name: printable(fact) if isinstance(fact, str) else fact for name, fact in facts.items()}
-            line = json.dumps({"time": round(time.time(), 3), "event": kind, **clean}, ensure_ascii=False)
+            line: JsonDict = {"time": round(time.time(), 3), "event": kind, **clean}
+            self._on_line(line)
             try:
                 with self.path.open("a", encoding="utf-8") as file:
-                    file.write(line + "\n")
+                    file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                    full = file.tell() >= MAX_LOG_BYTES
+                if full:
+                    self.path.replace(self._older)
             except OSError:
                 self.counts["event not written"] += 1  # a full disk is reported by the writes of the round
 
-    def read(self) -> list[dict[str, object]]:
-        try:
-            return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
-        except FileNotFoundError:
-            return []
+    @property
+    def _older(self) -> Path:
+        return self.path.with_name(self.path.name + ".1")
+
+    def read(self) -> list[JsonDict]:
+        """All events that are kept, oldest first."""
+        found = []
+        for path in (self._older, self.path):
+            with suppress(FileNotFoundError):
+                found += [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return found
 
 
 class NeighbourStatus(Section):
@@ -87,6 +103,8 @@ class Status(Section):
     budget: float
     refused: int
     neighbours: list[NeighbourStatus]
+    completed: bool = False  # the last round is over
+    network_pause: float = 0.0  # seconds since the network thread's last sign of life
 
 
 class StatusWriter:
@@ -129,7 +147,7 @@ def read_status(folder: Path) -> Status | None:
             f"{path} is damaged; a running peer rewrites it every second, and for a finished one read"
             f" {path.with_name('summary.json')}"
         ) from e
-    return status.model_copy(update={"running": status.running and time.time() - status.time < STALE_AFTER})
+    return status.model_copy(update={"running": status.running and abs(time.time() - status.time) < STALE_AFTER})
 
 
 def status_table(statuses: list[Status]) -> Table:

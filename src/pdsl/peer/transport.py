@@ -110,7 +110,7 @@ class Transport:
 
     def note_release(self, t: int) -> None:
         """Note that noisy vectors of round t can leave, for the receipts of neighbours."""
-        self.receipts.released_round = t
+        self.receipts.note_release(t)
 
     def publish_model(self, x: Tensor) -> None:
         """Offer a model to neighbours that return without a checkpoint."""
@@ -142,12 +142,17 @@ class Transport:
         try:
             yield
         except KeyboardInterrupt:
-            self._loop.run(self._say_goodbye())
+            self.say_goodbye()
             raise
 
-    async def _say_goodbye(self) -> None:
-        await self._server.stop()  # an answer after the goodbye would revoke it
-        await self.calls.say_goodbye()
+    def say_goodbye(self) -> None:
+        """Tell all neighbours that this peer ends now."""
+
+        async def say() -> None:
+            await self._server.stop()  # an answer after the goodbye would revoke it
+            await self.calls.say_goodbye()
+
+        self._loop.run(say())
 
     def describe_delays(self, seconds: float) -> list[str]:
         """Name the neighbours that were late by more than a deadline or a tenth of `seconds`, the length of the run."""
