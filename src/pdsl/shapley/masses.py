@@ -172,7 +172,7 @@ def estimate_masses(sums: Values) -> Masses:
     gram, cross = sums[..., :-1, :], sums[..., -1, :]
     pairs = zip(gram.sum(0), cross.sum(0), strict=True)
     masses = np.stack([_solve_nonnegative(a, b) for a, b in pairs])
-    return Masses(masses, _standard_errors(_solve(gram, cross), gram))
+    return Masses(masses, _standard_errors(_influences(gram, cross)))
 
 
 def information(sums: Values) -> Values:
@@ -195,9 +195,8 @@ def estimate_totals(sums: Values) -> tuple[Values, Values]:
     Errors are infinite before two blocks have a round.
     """
     gram, cross = sums[..., :-1, :], sums[..., -1, :]
-    by_block = _solve(gram, cross).sum(-1, keepdims=True)
     totals: Values = _solve(gram.sum(0), cross.sum(0)).sum(-1)
-    return totals, _standard_errors(by_block, gram)[:, 0]
+    return totals, _standard_errors(_influences(gram, cross).sum(-1, keepdims=True))[:, 0]
 
 
 def estimate_signals(sums: Values) -> tuple[Values, Values]:
@@ -220,13 +219,19 @@ def estimate_signals(sums: Values) -> tuple[Values, Values]:
     return signals, np.where(complete, errors, np.inf)
 
 
-def _standard_errors(by_block: Values, gram: Values) -> Values:
-    """Standard error of the mean over the blocks that have any round, [n, …]; infinite with fewer than two."""
-    there = (np.trace(gram, axis1=-2, axis2=-1) > 0)[..., None]  # [BLOCKS, n, 1]
-    count = there.sum(0)
-    mean = np.where(there, by_block, 0).sum(0) / np.maximum(count, 1)
-    square = np.where(there, (by_block - mean) ** 2, 0).sum(0)
-    errors: Values = np.where(count > 1, np.sqrt(square / np.maximum(count * (count - 1), 1)), np.inf)
+def _influences(gram: Values, cross: Values) -> Values:
+    """Influence A⁻¹·(c_k − A_k·m) of each block k on the masses m = A⁻¹·c, [BLOCKS, n, G]; NaN for an empty block."""
+    total = gram.sum(0)
+    residuals = cross - (gram @ _solve(total, cross.sum(0))[..., None])[..., 0]
+    empty = np.trace(gram, axis1=-2, axis2=-1) == 0
+    return np.where(empty[..., None], np.nan, _solve(np.broadcast_to(total, gram.shape), residuals))
+
+
+def _standard_errors(influences: Values) -> Values:
+    """Standard error of a sum of independent influences [BLOCKS, n, …]; infinite with fewer than two blocks."""
+    count = np.isfinite(influences).sum(0)
+    square = np.nansum(influences**2, axis=0)
+    errors: Values = np.where(count > 1, np.sqrt(square * count / np.maximum(count - 1, 1)), np.inf)
     return errors
 
 

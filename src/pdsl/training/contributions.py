@@ -18,7 +18,7 @@ from pdsl.utils.errors import PdslError
 MIN_Z = 2.0  # standard errors; a smaller mass of a group counts as zero
 REPLICATES = 4  # games with masses changed by their errors, for the part of the intervals that is due to noise
 Z = 1.96  # two-sided 95 % interval
-MODEL_ERROR = 0.2  # half-width due to the imitation by public records, relative to the mean |value|: measured
+MODEL_ERROR = 0.28  # half-width due to the imitation by public records, relative to the mean |value|: measured
 NO_LAYER = "no account of contributions: the model's output is not that of a linear layer"
 METHOD = "retraining on public records weighted by estimated masses"
 
