@@ -51,10 +51,13 @@ def settle(
 def _statement_table(found: "Settlement") -> "Table":
     from rich.table import Table
 
-    table = Table("statement of", "rounds", "ε", "measures", header_style="bold")
-    for statement in found.statements:
-        parties = [m.name for m in statement.measurements if m.name != statement.name]
-        table.add_row(statement.name, f"{statement.rounds}", format_epsilon(statement.epsilon), ", ".join(parties))
+    table = Table(
+        "statement of", "rounds", "ε", f"{found.account.metric} of its model", "measures", header_style="bold"
+    )
+    for statement, score in zip(found.statements, found.scores, strict=True):
+        parties = ", ".join(m.name for m in statement.measurements if m.name != statement.name)
+        spent = format_epsilon(statement.epsilon)
+        table.add_row(statement.name, f"{statement.rounds}", spent, f"{score:.4f}", parties)
     for name in found.missing:
-        table.add_row(name, "missing", "", "")
+        table.add_row(name, "missing", "", "", "")
     return table

@@ -12,6 +12,7 @@ from statistics import median_high, median_low
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pdsl.peer.experiment import build_public_experiment
 from pdsl.peer.identity import CARD, PINS, PLAN, PeerInfo
@@ -39,6 +40,7 @@ class Settlement:
 
     account: Account
     statements: tuple[Statement, ...]  # in the order of agents
+    scores: tuple[float, ...]  # metric of each stated model on the public set
     missing: tuple[str, ...]  # members without a statement
     disagreements: tuple[str, ...]  # one sentence each
 
@@ -107,7 +109,14 @@ def combine(plan: TrainingPlan, e: Experiment, statements: Sequence[Statement]) 
     missing = tuple(name for name in names if name not in {statement.name for statement in statements})
     notes = (*_notes(names, missing, measured, own_only), *disagreements)
     account = replace(account, notes=(*account.notes, *notes))
-    return Settlement(account, tuple(statements), missing, disagreements)
+    scores = tuple(_score(e, statement.model) for statement in statements)
+    return Settlement(account, tuple(statements), scores, missing, disagreements)
+
+
+def _score(e: Experiment, model: NDArray[np.float32]) -> float:
+    inputs, labels = e.validation
+    outputs = e.network.outputs(torch.from_numpy(model).to(e.network.device), inputs.to(e.network.device))
+    return e.task.score(outputs.cpu(), labels)
 
 
 def collect(plan: TrainingPlan, statements: Sequence[Statement]) -> tuple[Measured, list[int]]:
