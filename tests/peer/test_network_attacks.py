@@ -9,11 +9,12 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Event
 from typing import Any
 
+import h11
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -21,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from pdsl.peer import identity
 from pdsl.peer.attendance import QuorumError
-from pdsl.peer.connections import ConnectionPool
+from pdsl.peer.connections import MAX_REVERSED, ConnectionPool
 from pdsl.peer.identity import PINS, RUN, VALIDITY, Identity
 from pdsl.peer.membership import join
 from pdsl.peer.messages import Answer, Request
@@ -277,3 +278,55 @@ def test_receipts_survive_a_restart_and_damage_to_their_file(hood: Hood) -> None
         (member.folder / RUN / "receipts.json").write_text(damage)
         damaged: Any = Transport(hood.loop, member, hood.plan, hood.events[1], D).receipts.held
         assert {receipt.round for receipt in damaged.values()} == {0}
+
+
+def answer_once(hood: Hood, content: bytes) -> tuple[Any, float]:
+    """Call of ada to a server with ben's certificate that answers with `content`. Returns its outcome and CPU time."""
+    ada, ben, _ = hood.members
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(ben.folder / "certificate.pem", ben.folder / "key.pem")
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with suppress(OSError), context.wrap_socket(connection, server_side=True) as secure:
+                secure.recv(4096)
+                secure.sendall(content)
+                secure.recv(1)
+
+        served = pool.submit(serve)
+        card = identity.PeerInfo("ben", f"127.0.0.1:{listening.getsockname()[1]}", ben.card.certificate)
+        began = time.process_time()
+        outcome = hood.loop.run(call(ada, card, b"", "/hello"))
+        served.result(10)
+        return outcome, time.process_time() - began
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        b"HTTP/1.1 100 Continue\r\n\r\n" * 30_000 + b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 100_000 + b"0\r\n\r\n",
+    ],
+    ids=["informational responses", "chunks of one byte"],
+)
+def test_a_neighbour_cannot_occupy_a_peer_with_tiny_parts_of_an_answer(hood: Hood, flood: bytes) -> None:
+    outcome, seconds = answer_once(hood, flood)
+    assert isinstance(outcome, EOFError | h11.RemoteProtocolError)
+    assert seconds < 0.5
+
+
+def test_a_neighbour_cannot_fill_the_memory_with_reversed_connections(hood: Hood) -> None:
+    ben, pool = hood.members[1], hood.peers[0]._dialler.pools[1]
+    reverse = Request(hood.plan.hash, 0, 0).encode()
+
+    held = []  # the newest ones stay open
+
+    async def open_many() -> None:
+        for _ in range(60):
+            own = ConnectionPool(ben, hood.members[0].card, TrustStore(ben.folder / PINS))
+            held.append(await own.dial())
+            await held[-1].request("/reverse", "ada", reverse, 10**6)
+
+    hood.loop.run(open_many())
+    assert len(pool._idle) <= MAX_REVERSED + 2 and len(pool._reversed) <= MAX_REVERSED

@@ -68,7 +68,7 @@ class ConnectionPool:
         self._reversed.append(connection)
         if len(self._reversed) > MAX_REVERSED:
             self._reversed.pop(0).close()
-        self._idle.append(connection)
+        self._idle = [*(other for other in self._idle if not other.writer.is_closing()), connection]
         self._available.set()
 
     def close(self) -> None:

@@ -128,9 +128,7 @@ class HttpConnection:
         headers = [(b"Host", host.encode()), (b"Content-Length", b"%d" % len(body)), BYTES_TYPE]
         await self._send(h11.Request(method="POST", target=path, headers=headers), body)
         response = await self._next_event()
-        while isinstance(response, h11.InformationalResponse):
-            response = await self._next_event()
-        if not isinstance(response, h11.Response):
+        if not isinstance(response, h11.Response):  # nor an informational one: a flood of them would cost time
             raise EOFError
         content = await self._read_body(response, max_body)
         if self._h11.our_state is h11.DONE and self._h11.their_state is h11.DONE:
@@ -156,8 +154,10 @@ class HttpConnection:
         return event
 
     async def _read_body(self, head: h11.Request | h11.Response, max_body: int) -> bytes:
-        declared = dict(head.headers).get(b"content-length", b"0")
-        if int(declared) > max_body:
+        headers = dict(head.headers)
+        if b"transfer-encoding" in headers:  # peers do not send it, and many small chunks would cost time
+            raise h11.RemoteProtocolError("chunked body")
+        if int(headers.get(b"content-length", b"0")) > max_body:
             raise TooLargeError
         pieces, size = [], 0
         while isinstance(event := await self._next_event(), h11.Data):
