@@ -24,6 +24,7 @@ from pdsl.engine.base import Replies, ReplyFn, T, request_all, weighted_sum
 from pdsl.peer.transport import Transport
 from pdsl.settings import PrivacySettings
 from pdsl.topology import Graph
+from pdsl.utils.types import JsonDict
 
 MAX_RECORDS_RATIO = 4.0  # records of an honest neighbour, as a multiple of the number in the plan
 TAIL_SIGMAS = 6.0  # standard deviations, of the batch size and of the norm of the noise
@@ -74,6 +75,11 @@ class PeerEngine:
         self.receiver = torch.full_like(self.sender, self._me)
         self.omega = torch.tensor(weights, dtype=torch.float64)
         self.offsets = [0, len(members)]
+
+    def describe_mixing(self) -> JsonDict:
+        """Weights of this round by sender, neighbours lost in a phase, and the number of phases."""
+        weights = {str(j): w for j, w in zip(self.sender.tolist(), self.omega.tolist(), strict=True)}
+        return {"weights": weights, "lost": {str(j): phase for j, phase in self.lost.items()}, "phases": self._phase}
 
     def deliver(self, x: Tensor) -> Tensor:
         return self._exchange(dict.fromkeys(self._present, x[0]), x[0])

@@ -41,6 +41,12 @@ class PeerLedger:
         before = self.charges.get((t, generation), frozenset())
         return replace(self, charges={**self.charges, (t, generation): before | peers}, mark=mark)
 
+    def describe_charge(self, t: int, generation: int) -> tuple[int, frozenset[int], int, int]:
+        """Generation, neighbours, messages and local steps of a charge, for the history."""
+        peers = self.charges[t, generation]
+        mechanism = self.mechanism_with(peers)
+        return generation, peers, mechanism.messages, mechanism.steps
+
     def mechanism_with(self, peers: frozenset[int]) -> Mechanism:
         """Mechanism of a round with these neighbours. The noise does not depend on who is present."""
         release = self.algorithm.releases(1 + len(peers))
@@ -143,6 +149,14 @@ class PeerLedger:
                 f"{where} is not this organisation's ledger for this plan, or was changed; restore it from a backup"
             )
         return replace(self, mechanism=mechanism, charges=charges, mark=mark)
+
+
+def has_no_charges(ledger: bytes) -> bool:
+    """Whether the content of a ledger file has no charges; False if it is damaged."""
+    try:
+        return not json.loads(ledger)["charges"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def _is_equivalent(stored: Mechanism, planned: Mechanism) -> bool:

@@ -142,7 +142,7 @@ class LoggedNoise(Noise):
     """Noise that logs every result before returning it."""
 
     log: NoiseLog
-    on_release: Callable[[int], None] = lambda t: None  # called with the round before its vectors can leave
+    on_release: Callable[[int, dict[Draw, str]], None] = lambda t, digests: None  # called before vectors can leave
 
     def add(self, t: int, makers: Tensor, peers: Tensor, g: Tensor, step: int = 0, nth: int = 0) -> Tensor:
         noisy = super().add(t, makers, peers, g, step, nth)
@@ -151,7 +151,7 @@ class LoggedNoise(Noise):
             for peer, row in zip(peers, noisy, strict=True)
         }
         self.log.record(digests)
-        self.on_release(t)
+        self.on_release(t, digests)
         return noisy
 
 

@@ -18,7 +18,7 @@ from pdsl.peer.attendance import QuorumError
 from pdsl.peer.engine import PeerEngine, max_honest_norm
 from pdsl.peer.experiment import agreed_mechanisms, build_experiment, build_network, load_data
 from pdsl.peer.identity import CHARGE_MARKER, RUN, Identity
-from pdsl.peer.ledger import PeerLedger
+from pdsl.peer.ledger import PeerLedger, has_no_charges
 from pdsl.peer.membership import check_charge_marker, load_plan, read_charge_marker, write_charge_marker
 from pdsl.peer.noise_log import ConflictError, Generations, check_ledger
 from pdsl.peer.plan import TrainingPlan
@@ -119,7 +119,7 @@ class _PeerRun:
         self.e = build_experiment(
             own, plan, network, key, number, ledger.mechanism, lambda graph: PeerEngine(graph, self.transport)
         )
-        self.trainers = Trainers(self.e, plan, self.me, number, self.transport.note_release)
+        self.trainers = Trainers(self.e, plan, self.me, number, self.transport.record_vectors)
         assert isinstance(self.e.engine, PeerEngine)
         self.engine: PeerEngine = self.e.engine
         privacy, batch = plan.config.privacy, plan.config.batch.size
@@ -147,7 +147,7 @@ class _PeerRun:
             plan=self.plan.hash,
         )
         stored = self.directory.read(LEDGER)
-        if stored is not None and _has_no_charges(stored):
+        if stored is not None and has_no_charges(stored):
             stored = None  # of an earlier start without a round, possibly under another plan
         elif stored is None and any(any(path.glob(trace)) for trace in ("secret-*.key", "sent-*.log", "checkpoint/*")):
             raise PdslError(f"{path / LEDGER} is missing, so the privacy spent is unknown; restore it from a backup")
@@ -225,6 +225,7 @@ class _PeerRun:
         p.ledger = ledger
         self.directory.write(LEDGER, ledger.to_json(self.names).encode())
         write_charge_marker(self.own, self.plan, p.t)
+        self.transport.history.charge(p.t, *ledger.describe_charge(p.t, generation.number))
         waited = time.monotonic() - start
         try:
             charged = ledger.mechanism_with(present)
@@ -254,6 +255,7 @@ class _PeerRun:
     def _commit(self, t: int, state: State, row: RoundRecord) -> None:
         """Complete a round: first on disk, then in memory."""
         p = self.progress
+        self.transport.history.mix(t, self.engine.describe_mixing())
         self.directory.append(row)
         self.directory.save(Checkpoint(t, state_tensors(state), time.monotonic() - self.began))
         self.directory.prune()
@@ -391,10 +393,3 @@ class _PeerRun:
 
 def _absent_row(t: int) -> RoundRecord:
     return {"round": t, "absent": True, "messages": 0, "bytes": 0}
-
-
-def _has_no_charges(ledger: bytes) -> bool:
-    try:
-        return not json.loads(ledger)["charges"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return False
