@@ -20,6 +20,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -134,7 +135,12 @@ def _complete_lines(path: Path) -> list[bytes]:
 
 
 def _read_lines(path: Path) -> list[Line]:
-    return [json.loads(line) for line in _complete_lines(path)]
+    """Values of complete lines. A power failure may leave part of a line."""
+    found = []
+    for line in _complete_lines(path):
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return found
 
 
 def check(peers: Iterable[Peer]) -> list[Fault]:

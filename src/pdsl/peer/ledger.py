@@ -94,6 +94,10 @@ class PeerLedger:
     def generation(self) -> int:
         return max((generation for _, generation in self.charges), default=1)
 
+    def peers_in(self, t: int) -> frozenset[int]:
+        """Neighbours of all attempts at round t that were charged."""
+        return frozenset[int]().union(*(peers for (at, _), peers in self.charges.items() if at == t))
+
     def refund(self, t: int, generation: int) -> "PeerLedger":
         """Remove the charge of a round in which a generation made no vector, so that nothing can have left."""
         return replace(self, charges={key: peers for key, peers in self.charges.items() if key != (t, generation)})

@@ -64,6 +64,7 @@ class NoiseLog:
         self._content = hashlib.sha256(key + content)
         self._size = len(content)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.fsync(self._file)  # a process that was killed may have written lines without syncing them
 
     def begin_round(self, t: int) -> Mark:
         """Record the start of a round, before its charge. Returns the mark for that charge."""

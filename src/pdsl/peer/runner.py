@@ -221,7 +221,7 @@ class _PeerRun:
         if not ledger.within_budget:
             self.stopped = f"round {p.t} would exceed the budget of ε = {ledger.budget:g}"
             return None
-        self.engine.begin_round(p.t, present)
+        self.engine.begin_round(p.t, present, p.ledger.peers_in(p.t))
         p.ledger = ledger
         self.directory.write(LEDGER, ledger.to_json(self.names).encode())
         write_charge_marker(self.own, self.plan, p.t)

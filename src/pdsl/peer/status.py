@@ -1,10 +1,12 @@
 """Event log and status file of a running peer, and their readers. Neither contains secrets or messages."""
 
 import json
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -49,16 +51,20 @@ class Events:
             clean = {name: printable(fact) if isinstance(fact, str) else fact for name, fact in facts.items()}
             line = json.dumps({"time": round(time.time(), 3), "event": kind, **clean}, ensure_ascii=False)
             try:
-                with self.path.open("a", encoding="utf-8") as file:
-                    file.write(line + "\n")
+                with self.path.open("ab+") as file:
+                    if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+                        file.write(b"\n")  # after a line that a power failure has cut
+                    file.write(f"{line}\n".encode())
             except OSError:
                 self.counts["event not written"] += 1  # a full disk is reported by the writes of the round
 
     def read(self) -> list[dict[str, object]]:
-        try:
-            return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
-        except FileNotFoundError:
-            return []
+        """All events, without lines that a power failure has cut."""
+        found = []
+        for line in self.path.read_bytes().splitlines() if self.path.exists() else ():
+            with suppress(ValueError):
+                found.append(json.loads(line))
+        return found
 
 
 class NeighbourStatus(Section):
