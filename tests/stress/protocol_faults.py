@@ -14,6 +14,7 @@ from unittest import mock
 
 from pdsl.peer import client, noise_log, runner
 from pdsl.peer.attendance import Attendance
+from pdsl.peer.calls import Calls
 from pdsl.peer.client import Client
 from pdsl.peer.engine import PeerEngine
 from pdsl.peer.ledger import PeerLedger
@@ -193,6 +194,16 @@ def neighbour_missing_in_the_charge() -> AbstractContextManager[None]:
     return _replaced((PeerLedger, "charge", charge_fewer))
 
 
+def call_on_a_dead_connection() -> AbstractContextManager[None]:
+    """A call has no limit of its own: it waits while other calls are answered (a fault of earlier code)."""
+    call = Calls.call
+
+    async def call_without_limit(self: Calls, j: int, path: str, content: bytes, limit: float = 0.0) -> bytes | None:
+        return await call(self, j, path, content)
+
+    return _replaced((Calls, "call", call_without_limit))
+
+
 def endless_wait() -> AbstractContextManager[None]:
     """A peer waits for ever for a neighbour that it has once awaited."""
     return _replaced(
@@ -216,6 +227,7 @@ FAULTS: dict[str, tuple[Plant, str]] = {
         (vectors_before_their_log, "noise"),
         (second_charge_in_a_round, "ledger"),
         (neighbour_missing_in_the_charge, "charge"),
+        (call_on_a_dead_connection, "no end"),
         (endless_wait, "no end"),
     )
 }

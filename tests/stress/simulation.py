@@ -29,11 +29,12 @@ from unittest import mock
 
 from tests.stress import history
 from tests.stress.tiny import Simulated, installed, make_plan, write_folder
-from tests.stress.world import Disk, Network, Process, World
+from tests.stress.world import Cut, Disk, Network, Process, World
 
 MAX_SECONDS = 600.0  # simulated, of a schedule
 MAX_STARTS, MAX_ATTEMPTS = 6, 3  # starts of a peer in all, and after a process that found no neighbours
 FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+LOSSES = ("sent-*.log", "secret-*.key", "checkpoint/*", "receipts.json", "rows.jsonl")
 CRASHES = ("step", "iteration", "time")
 
 
@@ -47,6 +48,7 @@ class Crash:
     power: bool = False  # the machine fails, and loses what is not on disk
     goodbye: bool = False  # SIGTERM instead
     restart_after: float = 1.0  # seconds
+    loses: str = ""  # pattern of files in `run/` that are lost as well
 
 
 @dataclass
@@ -61,7 +63,7 @@ class Schedule:
     repeat: float = 0.0
     slowest: float = 0.05  # seconds, of a request
     crashes: list[Crash] = field(default_factory=list)
-    cuts: list[tuple[frozenset[int], float, float]] = field(default_factory=list)  # one side, from, for
+    cuts: list[Cut] = field(default_factory=list)
     pauses: dict[int, float] = field(default_factory=dict)  # seconds that an agent computes in each round
     spread: float = 0.5  # seconds between the starts
 
@@ -93,10 +95,13 @@ def draw_schedule(number: int) -> Schedule:
         at = {"step": rng.randint(1, 80), "iteration": rng.randint(1, 600), "time": rng.uniform(0.0, 3.0)}[kind]
         crash = Crash(rng.randrange(peers), kind, at, restart_after=rng.choice((0.0, 0.3, rng.uniform(0.0, 6.0))))
         crash.power, crash.goodbye = rng.random() < 0.5, kind != "step" and rng.random() < 0.15
+        if number % 8 == 5:
+            crash.loses = rng.choice(LOSSES)
         made.crashes.append(crash)
     for _ in range(rng.choice((0, 0, 0, 1, 2))):
         side = frozenset(rng.sample(range(peers), rng.randint(1, peers - 1)))
-        made.cuts.append((side, rng.uniform(0.0, 3.0), rng.choice((0.3, 1.0, 3.0, 8.0))))
+        start = rng.uniform(0.0, 3.0)
+        made.cuts.append(Cut(side, start, start + rng.choice((0.3, 1.0, 3.0, 8.0)), one_way=number % 4 == 3))
     if rng.random() < 0.3:
         made.pauses = {rng.randrange(peers): rng.choice((0.1, 0.6, 1.5))}
     return made
@@ -114,6 +119,7 @@ class Site:
     ends: list[str] = field(default_factory=list)  # how each of its processes ended
     pending: bool = True  # a start is planned
     epsilon: float | None = None
+    lost_files: bool = False
 
 
 @dataclass
@@ -149,8 +155,7 @@ class Simulation:
 
     def run(self) -> Outcome:
         with self.world.in_charge(), installed(self.rng), self._intercept_files():
-            start = self.world.now
-            self.network.cuts = [(side, start + at, start + at + length) for side, at, length in self.schedule.cuts]
+            self.network.cuts = self.schedule.cuts
             for site in self.sites:
                 self.world.call_later(self.rng.uniform(0.0, self.schedule.spread), self._start, site)
             for crash in self.crashes:
@@ -219,6 +224,9 @@ class Simulation:
         if crash.power:
             site.disk.lose_power()
             self.network.unplugged.add(site.agent)
+        for path in (site.disk.folder / "run").glob(crash.loses) if crash.loses else ():
+            path.unlink()
+            site.lost_files = True
         self._plan_start(site, crash.restart_after)
 
     def _plan_start(self, site: Site, after: float) -> None:
@@ -270,6 +278,8 @@ class Simulation:
                 peer.names = [other.card.name for other in self.members]
                 peer.members = sorted({site.agent, *self.plan.neighbours(site.agent)})
                 peer.stated_epsilon = site.epsilon
+                if site.lost_files:
+                    peer.lost_logs = set(peer.logs)
                 peers.append(peer)
             elif any(line["do"] == "charged" for line in site.lines):
                 self.unexpected.append(f"{member.card.name}: ledger: it is lost or damaged")

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from greenlet import getcurrent, greenlet
 
@@ -222,13 +222,25 @@ class Process:
 Serve = Callable[[int, Exchange], Coroutine[Any, Any, tuple[int, bytes]]]
 
 
+class Cut(NamedTuple):
+    """A cut between two sides of the network, from `start` to `end`."""
+
+    side: frozenset[int]
+    start: float  # seconds after the start of the world
+    end: float
+    one_way: bool = False  # only what leaves the side is lost
+
+    def separates(self, a: int, b: int) -> bool:
+        return (a in self.side) != (b in self.side) and (a in self.side or not self.one_way)
+
+
 class Network:
     """Requests between peers, with delays, resets, repeated deliveries and cut lines."""
 
     def __init__(self, world: World, loss: float, repeat: float, slowest: float):
         self._world, self._loss, self._repeat, self._slowest = world, loss, repeat, slowest
         self.servers: dict[int, tuple[Process, Serve]] = {}
-        self.cuts: list[tuple[frozenset[int], float, float]] = []  # agents on one side, from, until
+        self.cuts: list[Cut] = []
         self.unplugged: set[int] = set()  # machines that are off: they do not even reset connections
 
     def _delay(self) -> float:
@@ -236,8 +248,9 @@ class Network:
         return rng.uniform(0.001, 0.02) if rng.random() < 0.9 else rng.uniform(0.0, self._slowest)
 
     def is_cut(self, a: int, b: int) -> bool:
-        now = self._world.now
-        return any((a in side) != (b in side) and start <= now < end for side, start, end in self.cuts)
+        """Whether nothing gets from a to b at this moment."""
+        at = self._world.now - START
+        return any(cut.start <= at < cut.end and cut.separates(a, b) for cut in self.cuts)
 
     def send(self, sender: Process, to: int, path: str, body: bytes, answer: "asyncio.Future[Response]") -> None:
         """Deliver a request. The answer comes later, or a reset, or nothing."""
@@ -261,7 +274,7 @@ class Network:
         self, process: Process, serve: Serve, sender: Process, path: str, body: bytes, answer: Any
     ) -> None:
         status, content = await serve(sender.agent, Exchange("POST", path, body))
-        if self.is_cut(sender.agent, process.agent) or process.dead:
+        if self.is_cut(process.agent, sender.agent) or process.dead:
             return
         if self._world.rng.random() < self._loss:
             self._reset(sender, answer)
