@@ -4,12 +4,13 @@
 # make bench  speed, as ratios measured in one run
 # make docs   the manual as a site, in site/
 # make soak   peers under faults, for a few minutes; make fuzz: hostile bytes, for ten minutes
+# make simulate   the protocol between peers in 100,000 simulated schedules; FIRST and SCHEDULES select some of them
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 INSTALL := $(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 export OMP_NUM_THREADS := 1
 
-.PHONY: run test check lint types layers unit tests browser bench docs soak fuzz clean
+.PHONY: run test check lint types layers unit tests browser bench docs soak fuzz simulate clean
 
 run: $(VENV)/installed
 	$(VENV)/bin/pdsl run
@@ -50,6 +51,12 @@ soak: $(VENV)/installed-dev
 
 fuzz: $(VENV)/installed-dev
 	$(PYTHON) tests/stress/fuzz.py
+
+FIRST := 0
+SCHEDULES := 100000
+simulate: $(VENV)/installed-dev
+	$(PYTHON) -m tests.stress.simulation --every-crash
+	$(PYTHON) -m tests.stress.simulation --first $(FIRST) --schedules $(SCHEDULES)
 
 $(VENV)/bin/python:
 	python3 -m venv $(VENV)

@@ -36,6 +36,14 @@ def test_a_noisy_neighbour_cannot_hide_the_events_of_others(tmp_path: Path) -> N
     assert events.counts["refused"] == 40_001
 
 
+def test_a_line_cut_by_a_power_failure_costs_no_other_event(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    Events(path).log("lost", who="bonn", round=3, why="silent")
+    path.write_bytes(path.read_bytes() + b'{"time": 1, "ev')
+    Events(path).log("lost", who="bonn", round=4, why="silent")
+    assert [event["round"] for event in Events(path).read()] == [3, 4]
+
+
 def test_omitted_events_are_counted(tmp_path: Path) -> None:
     events = Events(tmp_path / "events.jsonl")
     for _ in range(int(EVENT_BURST) + 7):

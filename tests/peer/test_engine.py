@@ -90,6 +90,16 @@ def test_only_gradients_above_the_largest_honest_norm_are_rescaled() -> None:
     assert engine.shortened == []
 
 
+def test_neighbours_of_an_attempt_before_a_crash_count_as_lost_if_they_are_absent_now() -> None:
+    engine = peer(full(4), Wire(1, {0: torch.zeros(2)}))
+    engine.begin_round(3, frozenset({0}), before=frozenset({0, 2}))
+    engine.deliver(torch.ones(1, 2))
+    assert engine.lost == {2: 0}
+    assert engine.describe_mixing()["weights"] == pytest.approx({"0": 0.25, "1": 0.75})
+    engine.begin_round(4, frozenset({0}))
+    assert engine.lost == {}
+
+
 def test_own_row_that_replaces_a_lost_message_is_not_rescaled() -> None:
     engine = peer(ring(4), Wire(1, {0: torch.ones(4)}))
     engine.max_norms = [3.0] * 4

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.stress import history
 from tests.stress.soak import Site, create_organisations, forkserver, free_ports, ledger_matches_log
 
 pytestmark = pytest.mark.peer
@@ -45,7 +46,7 @@ def test_kill_stop_and_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         before = killed.rows
         killed.restart()
 
-        until(lambda: filled.process.exitcode is not None)  # rows.jsonl has reached the limit
+        until(lambda: filled.process.exitcode is not None)  # history.jsonl has reached the limit
         assert filled.process.exitcode == 2
         last = (filled.folder / "process.log").read_text().splitlines()[-1]
         assert last.startswith("pdsl: cannot write to") and "pdsl peer run" in last
@@ -71,6 +72,7 @@ def test_kill_stop_and_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for site, rows in ((killed, before), (filled, kept)):  # a crash may lose the current round
         assert site.rows[: len(rows) - 1] == rows[:-1]
     assert any(event["event"] == "missed" for event in stopped.events)
+    assert history.summarise([history.load(site.folder) for site in sites])["faults"] == []
     for neighbour in (killed, filled):  # neighbours of the stopped peer ran rounds without it
         assert any(len(row.get("present", ())) == 1 for row in neighbour.rows)
 

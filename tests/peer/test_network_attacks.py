@@ -270,7 +270,7 @@ def test_receipts_survive_a_restart_and_damage_to_their_file(hood: Hood) -> None
     hood.peers[0].note_release(1)
     hood.together(exchange(1, 0))
     ben, member = hood.peers[1].receipts, hood.members[1]
-    (member.folder / RUN).mkdir()
+    (member.folder / RUN).mkdir(exist_ok=True)
     ben.save()
     again = Transport(hood.loop, member, hood.plan, hood.events[1], D).receipts
     assert again.held == ben.held

@@ -1,1 +1,1 @@
-"""Stress tests, which `make soak` and `make fuzz` run."""
+"""Stress tests, which `make soak`, `make fuzz` and `make simulate` run."""

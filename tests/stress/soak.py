@@ -3,7 +3,8 @@
     python tests/stress/soak.py [--peers 8] [--rounds 100] [--every 5] [--out DIR]      (namespaces need root)
 
 Runs a plan without faults, then with a fault every few rounds: kill -9 and a restart, SIGSTOP and SIGCONT, a
-disconnected and reconnected network cable, or a slow one. Prints one JSON object with the measurements and the checks.
+disconnected and reconnected network cable, or a slow one. Afterwards the histories of all peers are checked
+(`tests/stress/history.py`). Prints one JSON object with the measurements and the checks.
 """
 
 import argparse
@@ -26,6 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # as a program, its folder alone is on the path
+from tests.stress import history
 
 PRELOADED = [
     "pdsl.peer.runner",
@@ -286,6 +290,7 @@ def evaluate_run(sites: list[Site], faults: list[Fault], rounds: int, seconds: f
         "rounds_run": [s["rounds_run"] for s in finished],
         "last_round_of_all": all(s["rounds"] == rounds for s in finished),
         "ledger_matches_log": [ledger_matches_log(site) for site in sites],
+        "histories": history.summarise([history.load(site.folder) for site in sites]),
         "conflicts": sum(event["event"] == "conflict" for site in sites for event in site.events),
         "generations": [s["generation"] for s in finished],
         "excluded_without_a_fault": excluded_without_a_fault(sites, faults),
@@ -363,6 +368,7 @@ def main() -> None:
         "every peer finished": rough["finished"] == arguments.peers and rough["last_round_of_all"],
         "every victim rejoined": all(rough["rejoined"]),
         "every ledger matches the messages sent": all(rough["ledger_matches_log"]),
+        "no fault in the histories": not calm["histories"]["faults"] and not rough["histories"]["faults"],
         "within budget": rough["within_budget"],
         "only victims and their neighbours were excluded": rough["excluded_without_a_fault"] == 0,
         "only victims and their neighbours were delayed": others < SILENCE,

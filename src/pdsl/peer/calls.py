@@ -4,6 +4,7 @@ A neighbour that has not answered for a while is called again and again, and its
 """
 
 import asyncio
+import math
 import re
 import ssl
 import time
@@ -113,7 +114,7 @@ class Calls:
     async def hello(self, j: int, t: int) -> Answer | None:
         """Ask j for its state in round t, 0 for a ping; None without a valid response."""
         try:
-            response = await self.call(j, "/hello", self.encode_request(j, t, 0))
+            response = await self.call(j, "/hello", self.encode_request(j, t, 0), self._timeouts.silence)
             return None if response is None else self.note_answer(j, response)
         except RefusedError as e:
             self._events.log("refused", what="answer", of=self.neighbours[j].name, reason=e.reason)
@@ -122,8 +123,11 @@ class Calls:
     def encode_request(self, j: int, t: int, phase: int) -> bytes:
         return Request(self._plan.hash, t, phase, self._state.receipts.held[j]).encode()
 
-    async def call(self, j: int, path: str, content: bytes) -> bytes | None:
-        """Response to one request; None if j cannot be reached, does not respond in time or rejects the request."""
+    async def call(self, j: int, path: str, content: bytes, limit: float = math.inf) -> bytes | None:
+        """Response to one request; None if j cannot be reached, does not respond in time or rejects the request.
+
+        A request that takes longer than `limit` seconds is given up even if j answers others: its connection is dead.
+        """
         neighbour = self.neighbours[j]
         task = asyncio.create_task(neighbour.pool.request(path, content, 1 + PROOF_BYTES + max_message_bytes(self._d)))
         began = time.monotonic()
@@ -134,6 +138,8 @@ class Calls:
                 silent = j in self._state.departed or time.monotonic() - contact > self._timeouts.silence
                 if not task.done() and silent:
                     neighbour.pool.close()  # a silent connection may stay dead after the network is back
+                    return None
+                if not task.done() and time.monotonic() - began > limit:
                     return None
             response = task.result()
         except NoPinError:

@@ -9,6 +9,7 @@ In each case it is excluded from the round, and later rounds do not wait for it 
 import asyncio
 import math
 import time
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -44,6 +45,7 @@ class Client:
         rounds = max(len(plan.members), math.ceil(SKIP_SHARE * plan.config.rounds))
         self.delays = Delays(self.neighbours, plan.timeouts.deadline)
         self._skip_credit = dict.fromkeys(self.neighbours, rounds)
+        self.on_receive: Callable[[int, int, int, bytes], None] = lambda j, t, phase, content: None
 
     def _is_blocked(self, answer: Answer, began: float) -> bool:
         """Whether the sender of this answer has been awaited for `patience` seconds and is blocked itself."""
@@ -237,6 +239,7 @@ class Client:
                     receipt, content = split_proof(rest)
                     vector = decode(content, header, self._d)
                     self._state.receipts.keep(j, receipt, t)
+                    self.on_receive(j, t, phase, content)
                     return vector
                 answer = self._calls.note_answer(j, rest)
             except RefusedError as e:
@@ -262,7 +265,10 @@ class Client:
             if not has_vector:
                 return None
             header = Header(self._plan.hash, 0, MODEL_PHASE, sender=j, receiver=j)
-            return decode(split_proof(rest)[1], header, self._d)
+            content = split_proof(rest)[1]
+            vector = decode(content, header, self._d)
+            self.on_receive(j, 0, MODEL_PHASE, content)
+            return vector
         except RefusedError as e:
             self._events.log("refused", what="model", of=self.neighbours[j].name, reason=e.reason)
             return None

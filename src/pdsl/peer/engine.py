@@ -6,7 +6,8 @@ agree, the mixing matrix of the round is still symmetric and doubly stochastic.
 
 A neighbour lost during a round keeps its edge, because an algorithm must not see edges change within a step. The
 agent's own row (model, gradient or momentum) replaces each missing message, so the weight again goes to the agent
-itself. The other end may have used messages of this agent before the loss; the row of the round records the loss.
+itself. The other end may have used messages of this agent before the loss; the row of the round records the loss. The
+same holds for a neighbour of an earlier attempt at the round, before a crash.
 
 A reply to `request` (a gradient) whose norm exceeds the largest norm of an honest one is rescaled to that norm, because
 one false message must not spoil a round.
@@ -24,6 +25,7 @@ from pdsl.engine.base import Replies, ReplyFn, T, request_all, weighted_sum
 from pdsl.peer.transport import Transport
 from pdsl.settings import PrivacySettings
 from pdsl.topology import Graph
+from pdsl.utils.types import JsonDict
 
 MAX_RECORDS_RATIO = 4.0  # records of an honest neighbour, as a multiple of the number in the plan
 TAIL_SIGMAS = 6.0  # standard deviations, of the batch size and of the norm of the noise
@@ -61,11 +63,14 @@ class PeerEngine:
     def enter_round(self, t: int) -> None:
         """Do nothing: peers have one graph for all rounds, and `begin_round` has more to know."""
 
-    def begin_round(self, t: int, present: frozenset[int]) -> None:
-        """Start round t with these neighbours."""
+    def begin_round(self, t: int, present: frozenset[int], before: frozenset[int] = frozenset()) -> None:
+        """Start round t with these neighbours. `before`: neighbours of an attempt that a crash ended.
+
+        Neighbours of the earlier attempt that are absent now may have used its messages, so they count as lost.
+        """
         self._t, self._phase = t, 0
         self._present = set(present)
-        self.lost, self.shortened = {}, []
+        self.lost, self.shortened = dict.fromkeys(sorted(before - present), 0), []
         self.network_seconds = 0.0  # time spent in exchanges of this round
         members = sorted({*present, self._me})
         absent = sum(w for j, w in self._weights.items() if j not in members)
@@ -74,6 +79,11 @@ class PeerEngine:
         self.receiver = torch.full_like(self.sender, self._me)
         self.omega = torch.tensor(weights, dtype=torch.float64)
         self.offsets = [0, len(members)]
+
+    def describe_mixing(self) -> JsonDict:
+        """Weights of this round by sender, neighbours lost in a phase, and the number of phases."""
+        weights = {str(j): w for j, w in zip(self.sender.tolist(), self.omega.tolist(), strict=True)}
+        return {"weights": weights, "lost": {str(j): phase for j, phase in self.lost.items()}, "phases": self._phase}
 
     def deliver(self, x: Tensor) -> Tensor:
         return self._exchange(dict.fromkeys(self._present, x[0]), x[0])

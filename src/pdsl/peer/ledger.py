@@ -41,6 +41,12 @@ class PeerLedger:
         before = self.charges.get((t, generation), frozenset())
         return replace(self, charges={**self.charges, (t, generation): before | peers}, mark=mark)
 
+    def describe_charge(self, t: int, generation: int) -> tuple[int, frozenset[int], int, int]:
+        """Generation, neighbours, messages and local steps of a charge, for the history."""
+        peers = self.charges[t, generation]
+        mechanism = self.mechanism_with(peers)
+        return generation, peers, mechanism.messages, mechanism.steps
+
     def mechanism_with(self, peers: frozenset[int]) -> Mechanism:
         """Mechanism of a round with these neighbours. The noise does not depend on who is present."""
         release = self.algorithm.releases(1 + len(peers))
@@ -87,6 +93,10 @@ class PeerLedger:
     @property
     def generation(self) -> int:
         return max((generation for _, generation in self.charges), default=1)
+
+    def peers_in(self, t: int) -> frozenset[int]:
+        """Neighbours of all attempts at round t that were charged."""
+        return frozenset[int]().union(*(peers for (at, _), peers in self.charges.items() if at == t))
 
     def refund(self, t: int, generation: int) -> "PeerLedger":
         """Remove the charge of a round in which a generation made no vector, so that nothing can have left."""
@@ -145,6 +155,14 @@ class PeerLedger:
         return replace(self, mechanism=mechanism, charges=charges, mark=mark)
 
 
+def has_no_charges(ledger: bytes) -> bool:
+    """Whether the content of a ledger file has no charges; False if it is damaged."""
+    try:
+        return not json.loads(ledger)["charges"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
 def _is_equivalent(stored: Mechanism, planned: Mechanism) -> bool:
     """Whether two mechanisms are equal up to rounding, which may differ between versions of a library."""
     if len(stored.sigma_scale) != len(planned.sigma_scale):
@@ -152,11 +170,3 @@ def _is_equivalent(stored: Mechanism, planned: Mechanism) -> bool:
     numbers = zip((stored.sigma, *stored.sigma_scale), (planned.sigma, *planned.sigma_scale), strict=True)
     same = replace(stored, sigma=planned.sigma, sigma_scale=planned.sigma_scale) == planned
     return same and all(math.isclose(a, b, rel_tol=1e-6) for a, b in numbers)
-
-
-def has_no_charges(ledger: bytes) -> bool:
-    """Whether a ledger file has no charge: its process ended before a round."""
-    try:
-        return not json.loads(ledger)["charges"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return False

@@ -64,6 +64,7 @@ class NoiseLog:
         self._content = hashlib.sha256(key + content)
         self._size = len(content)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.fsync(self._file)  # a process that was killed may have written lines without syncing them
 
     def begin_round(self, t: int) -> Mark:
         """Record the start of a round, before its charge. Returns the mark for that charge."""
@@ -142,7 +143,7 @@ class LoggedNoise(Noise):
     """Noise that logs every result before returning it."""
 
     log: NoiseLog
-    on_release: Callable[[int], None] = lambda t: None  # called with the round before its vectors can leave
+    on_release: Callable[[int, dict[Draw, str]], None] = lambda t, digests: None  # called before vectors can leave
 
     def add(self, t: int, makers: Tensor, peers: Tensor, g: Tensor, step: int = 0, nth: int = 0) -> Tensor:
         noisy = super().add(t, makers, peers, g, step, nth)
@@ -151,7 +152,7 @@ class LoggedNoise(Noise):
             for peer, row in zip(peers, noisy, strict=True)
         }
         self.log.record(digests)
-        self.on_release(t)
+        self.on_release(t, digests)
         return noisy
 
 

@@ -121,7 +121,7 @@ class _PeerRun:
         self.e = build_experiment(
             own, plan, network, key, number, ledger.mechanism, lambda graph: PeerEngine(graph, self.transport)
         )
-        self.trainers = Trainers(self.e, plan, self.me, number, self.transport.note_release)
+        self.trainers = Trainers(self.e, plan, self.me, number, self.transport.record_vectors)
         assert isinstance(self.e.engine, PeerEngine)
         self.engine: PeerEngine = self.e.engine
         privacy, batch = plan.config.privacy, plan.config.batch.size
@@ -211,10 +211,11 @@ class _PeerRun:
         if not ledger.within_budget:
             self.stopped = f"round {p.t} would exceed the budget of ε = {ledger.budget:g}"
             return None
-        self.engine.begin_round(p.t, present)
+        self.engine.begin_round(p.t, present, p.ledger.peers_in(p.t))
         p.ledger, self.transport.receipts.charges = ledger, len(ledger.charges)
         self.directory.write(LEDGER, ledger.to_json(self.names).encode())
         write_charge_marker(self.own, self.plan, p.t)
+        self.transport.history.charge(p.t, *ledger.describe_charge(p.t, generation.number))
         waited = time.monotonic() - start
         try:
             charged = ledger.mechanism_with(present)
@@ -245,6 +246,7 @@ class _PeerRun:
     def _commit(self, t: int, state: State, row: RoundRecord) -> None:
         """Complete a round: first on disk, then in memory."""
         p = self.progress
+        self.transport.history.mix(t, self.engine.describe_mixing())
         self.directory.append(row)
         self.directory.save(Checkpoint(t, state_tensors(state), time.monotonic() - self.began))
         self.directory.prune()

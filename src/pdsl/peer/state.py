@@ -11,7 +11,7 @@ neighbour gets the answer "out" in this round, so both ends leave each other out
 import asyncio
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from pdsl.peer.messages import ANSWER, MODEL_PHASE, VECTOR, Answer
 from pdsl.peer.receipts import Receipts
@@ -54,6 +54,7 @@ class ServerState:
         self._messages: dict[tuple[int, int], bytes] = {}  # (phase, receiver)
         self._previous: tuple[int, frozenset[int], dict[tuple[int, int], bytes]] = (0, frozenset(), {})
         self._fetched: set[tuple[int, int]] = set()
+        self.on_send: Callable[[int, bytes], None] = lambda j, content: None
         self._changed = asyncio.Event()
 
     def begin_roll_call(self, t: int) -> None:
@@ -167,9 +168,7 @@ class ServerState:
         """Return the message to j of a phase of round t, or an Answer."""
         self.record_call(j, t)
         if phase == MODEL_PHASE:
-            return (
-                self._encoded_answer("wait", j) if self.model is None else VECTOR + self.receipts.attach(j) + self.model
-            )
+            return self._encoded_answer("wait", j) if self.model is None else self._send(j, self.model)
         until = time.monotonic() + self.poll
         while True:
             response = self._find_response(j, t, phase)
@@ -192,7 +191,11 @@ class ServerState:
             return None
         if current:
             self._fetched.add((phase, j))
-        return VECTOR + self.receipts.attach(j) + messages[phase, j]
+        return self._send(j, messages[phase, j])
+
+    def _send(self, j: int, content: bytes) -> bytes:
+        self.on_send(j, content)
+        return VECTOR + self.receipts.attach(j) + content
 
     def _answer(self, state: str, j: int) -> Answer:
         served = self.receipts.held[j]

@@ -1,6 +1,7 @@
 """Event log and status file of a running peer, and their readers. Neither contains secrets or messages."""
 
 import json
+import os
 import threading
 import time
 from collections import Counter
@@ -56,8 +57,10 @@ class Events:
             line: JsonDict = {"time": round(time.time(), 3), "event": kind, **clean}
             self._on_line(line)
             try:
-                with self.path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                with self.path.open("ab+") as file:
+                    if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+                        file.write(b"\n")  # after a line that a power failure has cut
+                    file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
                     full = file.tell() >= MAX_LOG_BYTES
                 if full:
                     self.path.replace(self._older)
@@ -69,11 +72,12 @@ class Events:
         return self.path.with_name(self.path.name + ".1")
 
     def read(self) -> list[JsonDict]:
-        """All events that are kept, oldest first."""
+        """All events that are kept, oldest first, without lines that a power failure has cut."""
         found = []
         for path in (self._older, self.path):
-            with suppress(FileNotFoundError):
-                found += [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            for line in path.read_bytes().splitlines() if path.exists() else ():
+                with suppress(ValueError):
+                    found.append(json.loads(line))
         return found
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -13,6 +13,8 @@ from pdsl.peer.attendance import RollCallResult
 from pdsl.peer.calls import Calls
 from pdsl.peer.client import Client
 from pdsl.peer.dialling import Dialler
+from pdsl.peer.history import FILE as HISTORY
+from pdsl.peer.history import History
 from pdsl.peer.http1 import FAILED
 from pdsl.peer.identity import NO_ADDRESS, PINS, RUN, Identity
 from pdsl.peer.messages import MODEL_PHASE, Header, encode
@@ -72,6 +74,8 @@ class Transport:
         self._dialler = Dialler(own, plan, trust_store)
         self.calls = Calls(own, plan, self._dialler.pools, self.state, events, d)
         self.client = Client(self.calls, self.me, plan, self.state, events, d)
+        self.history = History(own.folder / RUN / HISTORY)
+        self.state.on_send, self.client.on_receive = self.history.send, self.history.receive
 
     def start(self, listen: str | None = None) -> int:
         """Listen on an address, by default the card's, and connect. Returns the port.
@@ -86,6 +90,7 @@ class Transport:
             self.calls.start()
             return port
 
+        self.history.start(self.me, self._plan.hash)
         return self._loop.run(start())
 
     def stop(self) -> None:
@@ -93,6 +98,7 @@ class Transport:
             await self.calls.stop()
             await self._dialler.stop()
             await self._server.stop()
+            self.history.close()
 
         self._loop.run(stop())
 
@@ -111,6 +117,11 @@ class Transport:
     def note_release(self, t: int) -> None:
         """Note that noisy vectors of round t can leave, for the receipts of neighbours."""
         self.receipts.note_release(t)
+
+    def record_vectors(self, generation: int, t: int, digests: Mapping[tuple[int, int, int, int], str]) -> None:
+        """Record the noisy vectors of one local step of round t, before they can leave."""
+        self.history.make(generation, t, digests)
+        self.note_release(t)
 
     def publish_model(self, x: Tensor) -> None:
         """Offer a model to neighbours that return without a checkpoint."""
