@@ -205,7 +205,7 @@ def build_experiment(
     network, knowledge, q = use_start(config, network, q, knowledge)
     planned = agreed_mechanisms(plan)
     given = given_settings(config)
-    config = resolve_learning_rate(config, graph, network, q, planned)
+    config = resolve_learning_rate(config, graph, network, q, [planned[i] for i in plan.active])
     agreed = [mechanism if i == me else m for i, m in enumerate(planned)]
     secret = SecretStreams(config.seed, key)
     rates = config.algorithm.learning_rates(config.rounds)

@@ -15,14 +15,18 @@ import torch
 from torch import Tensor
 
 from pdsl.peer.attendance import QuorumError
+from pdsl.peer.carry_over import carry_over
 from pdsl.peer.engine import PeerEngine, max_honest_norm
-from pdsl.peer.experiment import agreed_mechanisms, build_experiment, build_network, load_data
-from pdsl.peer.identity import CHARGE_MARKER, RUN, Identity
+from pdsl.peer.experiment import build_experiment, build_network, load_data
+from pdsl.peer.identity import DATA, Identity
 from pdsl.peer.ledger import PeerLedger
-from pdsl.peer.membership import check_charge_marker, load_plan, read_charge_marker, write_charge_marker
-from pdsl.peer.noise_log import ConflictError, Generations, check_ledger
-from pdsl.peer.plan import TrainingPlan
+from pdsl.peer.ledger_file import LEDGER, load_ledger, open_directory
+from pdsl.peer.membership import load_chain, pin_stage, write_charge_marker
+from pdsl.peer.noise_log import ConflictError, Generations
 from pdsl.peer.receipts import check_copy
+from pdsl.peer.records_check import check_records
+from pdsl.peer.row_layout import arrange_row, find_members, spread_values
+from pdsl.peer.stages import StagePlan
 from pdsl.peer.status import Events, Status, StatusWriter
 from pdsl.peer.trainers import Trainers
 from pdsl.peer.transport import Loop, Transport
@@ -49,7 +53,6 @@ from pdsl.utils.errors import PdslError
 from pdsl.utils.types import JsonDict
 from pdsl.utils.workers import Workers
 
-LEDGER = "ledger.json"
 OnRound = Callable[[RoundRecord], None]
 
 
@@ -64,33 +67,33 @@ def run(
 
     After an interruption of any kind, the same call resumes. `engine` is local and not part of the plan.
     """
-    plan = load_plan(own)
-    plan = replace(plan, config=plan.config.model_copy(update={"engine": engine}))
+    chain = load_chain(own)
+    span = chain.find_span(own.card)
     check_device(engine.device)  # before any file is written
-    build_network(plan, load_data(own, plan)[2].y, own.folder)
+    newest = _with_engine(chain.at(span.last), engine)
+    build_network(newest, load_data(own, newest)[2].y, own.folder)
     try:
-        directory = _open_directory(own, plan)
+        directory = open_directory(own, newest)
         with directory.lock():
-            peer = _PeerRun(own, plan, loop, directory)
-            return peer.train(listen, on_round)
+            t = min(span.last, max(span.first, _find_next_round(directory)))
+            outcome: JsonDict | _PeerRun = _PeerRun(own, _with_engine(chain.at(t), engine), loop, directory)
+            while isinstance(outcome, _PeerRun):
+                outcome = outcome.train(listen, on_round)
+            return outcome
     except OSError as e:
         raise PdslError(
             f"cannot write to {own.folder}: {e.strerror}; fix that, then resume with: pdsl peer run {own.folder}"
         ) from e
 
 
-def _open_directory(own: Identity, plan: TrainingPlan) -> RunDirectory:
-    path = own.folder / RUN
-    if check_charge_marker(own, plan) is not None and not (path / LEDGER).exists():
-        raise PdslError(
-            f"{path / LEDGER} is missing, but {own.folder / CHARGE_MARKER} has charged rounds of this plan: the privacy"
-            " spent is unknown; restore the ledger from a backup"
-        )
-    if (path / LEDGER).exists():
-        return RunDirectory(path)  # even if other files are lost
-    if (path / "config.toml").exists():
-        return RunDirectory.open(path)
-    return RunDirectory.create(path, plan.config.to_toml(), {})
+def _with_engine(stage: StagePlan, engine: EngineSettings) -> StagePlan:
+    return replace(stage, config=stage.config.model_copy(update={"engine": engine}))
+
+
+def _find_next_round(directory: RunDirectory) -> int:
+    """Round after the newest intact checkpoint; without one, after the last row."""
+    checkpoint, _ = directory.newest()
+    return 1 + (len(directory.rows()) if checkpoint is None else checkpoint.round)
 
 
 @dataclass
@@ -104,16 +107,20 @@ class _Progress:
 
 
 class _PeerRun:
-    """Run of one organisation in this process."""
+    """Run of one organisation in this process, in one stage of the plan."""
 
-    def __init__(self, own: Identity, plan: TrainingPlan, loop: Loop, directory: RunDirectory):
-        self.own, self.plan, self.directory = own, plan, directory
+    def __init__(
+        self, own: Identity, plan: StagePlan, loop: Loop, directory: RunDirectory, before: "_PeerRun | None" = None
+    ):
+        self.own, self.plan, self.directory, self._loop = own, plan, directory, loop
         self.me = plan.agent(own.card.name)
         self.names = [card.name for card in plan.members]
-        self.events = Events(directory.path / "events.jsonl")
-        network = build_network(plan, load_data(own, plan)[2].y, own.folder)
+        self.events: Events = Events(directory.path / "events.jsonl") if before is None else before.events
+        records, _, public = load_data(own, plan)
+        network = build_network(plan, public.y, own.folder)
         self.transport = Transport(loop, own, plan, self.events, network.num_parameters)
-        ledger = self._load_ledger()
+        ledger = load_ledger(own, plan, directory)
+        check_records(directory.path, own.folder / DATA, records, ledger)
         self.generations = Generations(directory.path, ledger, self.events)
         key, number = self.generations.key, self.generations.number
         self.e = build_experiment(
@@ -127,42 +134,10 @@ class _PeerRun:
         for j in plan.graph.neighbourhood(self.me).tolist():
             sigma = self.e.sigma[j] * sigma_scale[j].get(self.me, 1.0)
             self.engine.max_norms[j] = max_honest_norm(privacy, batch, sigma, network.num_parameters)
-        self.progress = self._load_progress(ledger)
-        self.last_row: RoundRecord = {"round": 0}
+        self.progress = self._load_progress(ledger) if before is None else self._take_progress(before, ledger)
+        self.last_row: RoundRecord = {"round": 0} if before is None else before.last_row
         self.stopped: str | None = None  # reason for ending before the last round
-        self.began = time.monotonic()
-
-    def _load_ledger(self) -> PeerLedger:
-        config, path = self.plan.config, self.directory.path
-        assert config.privacy.budget is not None  # a plan always has a budget
-        new = PeerLedger(
-            delta=config.privacy.delta,
-            budget=config.privacy.budget,
-            mechanism=agreed_mechanisms(self.plan)[self.me],
-            algorithm=config.algorithm,
-            planned_rounds=config.rounds,
-            me=self.me,
-            members=tuple(self.plan.graph.neighbourhood(self.me).tolist()),
-            charges={},
-            plan=self.plan.hash,
-        )
-        stored = self.directory.read(LEDGER)
-        if stored is not None and _has_no_charges(stored):
-            stored = None  # of an earlier start without a round, possibly under another plan
-        elif stored is None and any(any(path.glob(trace)) for trace in ("secret-*.key", "sent-*.log", "checkpoint/*")):
-            raise PdslError(f"{path / LEDGER} is missing, so the privacy spent is unknown; restore it from a backup")
-        ledger = new if stored is None else new.restore(stored, str(path / LEDGER))
-        check_ledger(path, ledger, self.directory.rows())
-        if (marker := read_charge_marker(self.own)) is not None and marker.round > ledger.last_round:
-            raise PdslError(
-                f"{path / LEDGER} is outdated: {self.own.folder / CHARGE_MARKER} has a charge for round {marker.round};"
-                " restore the newest ledger"
-            )
-        if ledger.charges:
-            write_charge_marker(self.own, self.plan, ledger.last_round)
-        if stored is None:
-            self.directory.write(LEDGER, new.to_json(self.names).encode())
-        return ledger
+        self.began: float = time.monotonic() if before is None else before.began
 
     def _load_progress(self, ledger: PeerLedger) -> _Progress:
         """Load the newest intact checkpoint, with a row for each round up to it."""
@@ -170,34 +145,65 @@ class _PeerRun:
         for warning in warnings:
             self.events.log("damaged", what=warning)
         last = ledger.last_round if checkpoint is None else checkpoint.round
+        last = max(last, self.plan.chain.find_span(self.own.card).first - 1)
         rows = self.directory.rows()[:last]
         rows += [_absent_row(t) for t in range(len(rows) + 1, last + 1)]
-        self.directory.write("rows.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
-        if checkpoint is not None:
-            return _Progress(last + 1, restore_state(self.plan.config, checkpoint.tensors), rows, ledger)
-        return _Progress(last + 1, None if last else initial_state(self.e), rows, ledger)
+        rows = self._write_rows(rows, ledger)
+        if checkpoint is None:
+            return _Progress(last + 1, None if last else initial_state(self.e), rows, ledger)
+        state = restore_state(self.plan.config, checkpoint.tensors)
+        stage = ledger.stage_of(checkpoint.round)
+        if stage is not None and stage.stage != self.plan.hash:
+            state = carry_over(self.plan.config, state, stage.members, self.me, self.plan.graph)
+        return _Progress(last + 1, state, rows, ledger)
 
-    def train(self, listen: str | None, on_round: OnRound) -> JsonDict:
-        """Run the remaining rounds. Returns the summary."""
+    def _take_progress(self, before: "_PeerRun", ledger: PeerLedger) -> _Progress:
+        """Progress of the stage before, for the neighbours of this one."""
+        p, members = before.progress, before.plan.graph.neighbourhood(self.me).tolist()
+        state = p.state and carry_over(self.plan.config, p.state, members, self.me, self.plan.graph)
+        return _Progress(p.t, state, self._write_rows(p.rows, ledger), ledger)
+
+    def _write_rows(self, rows: list[RoundRecord], ledger: PeerLedger) -> list[RoundRecord]:
+        """Write the rows so far, with places for the neighbours of all stages. Returns them."""
+        planned, members = self.plan.plan_members(self.me), find_members(ledger)
+        rows = [arrange_row(row, planned, members) for row in rows]
+        self.directory.write("rows.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+        return rows
+
+    def train(self, listen: str | None, on_round: OnRound) -> "JsonDict | _PeerRun":
+        """Run the remaining rounds of this stage. Returns the summary, or the run of the next stage."""
         self._write_setup()
-        rounds = self.plan.config.rounds
-        if self.progress.t > rounds:
-            return self._finish()
+        if self.progress.t > self.plan.last_round:
+            return self._end_stage()
+        pin_stage(self.own, self.plan)
         self.transport.start(listen)
         status = StatusWriter(self.directory.path, self.events, self._status)
         try:
             if self.progress.state is not None:
                 self.transport.publish_model(self.progress.state.x[0])
             with Workers(self.plan.config.engine.workers) as workers, self.transport.goodbye_on_interrupt():
-                while self.progress.t <= rounds and (row := self._run_round(workers)) is not None:
+                while self.progress.t <= self.plan.last_round and (row := self._run_round(workers)) is not None:
                     self.last_row = row
                     on_round(row)
-            self.transport.finish()
-            return self._finish()
+            return self._end_stage()
         finally:
             status.stop()
             self.transport.stop()
             self.generations.close()
+
+    def _end_stage(self) -> "JsonDict | _PeerRun":
+        """The summary, or the run of the next stage. Neighbours can fetch messages of this one until it is ready."""
+        t, last = self.progress.t, self.plan.chain.find_span(self.own.card).last
+        if self.stopped is None and self.plan.last_round < t <= last:
+            stage = _with_engine(self.plan.chain.at(t), self.plan.config.engine)
+            self.events.log("amended", round=t, stage=stage.hash)
+            following = _PeerRun(self.own, stage, self._loop, self.directory, self)
+            self.transport.end_stage()
+            return following
+        if self.stopped is None and last < self.plan.config.rounds:
+            self.stopped = f"an amendment ended the part of {self.own.card.name} after round {last}"
+        self.transport.finish()
+        return self._finish()
 
     def _run_round(self, workers: Workers) -> RoundRecord | None:
         """Run one round, or jump to the round of the neighbours; None if training ends here."""
@@ -206,11 +212,15 @@ class _PeerRun:
         try:
             present, jump = self.transport.roll_call(p.t)
         except QuorumError as e:
+            if self.plan.last_round < self.plan.chain.find_span(self.own.card).last:
+                return self._skip_to(self.plan.last_round + 1, "no neighbours before the next amendment")
             if not p.rows:
                 raise
             self.stopped = f"{e}"
             return None
         check_copy(self.own.folder, self.transport.receipts, p.ledger.last_round, self.generations.has_vectors)
+        if jump == p.t:  # an amendment changed the stage of this round
+            return None
         if jump is not None:
             return self._skip_to(jump, "the neighbours were ahead")
         if p.state is None:
@@ -306,13 +316,8 @@ class _PeerRun:
         shapley = metrics.get("shapley")
         if shapley is None:
             return metrics
-        everyone = sorted([self.me, *self.plan.neighbours(self.me)])
-        present = self.engine.sender.tolist()
-        full = {
-            name: [dict(zip(present, shapley[name], strict=True)).get(j, 0.0) for j in everyone]
-            for name in ("phi", "share")
-        }
-        return {**metrics, "shapley": {**shapley, **full}}
+        planned, present = self.plan.plan_members(self.me), self.engine.sender.tolist()
+        return {**metrics, "shapley": spread_values(shapley, present, self.progress.ledger, planned)}
 
     def _status(self) -> Status:
         state = self.transport.state
@@ -321,7 +326,7 @@ class _PeerRun:
             pid=os.getpid(),
             running=True,
             name=self.own.card.name,
-            plan=self.plan.hash,
+            plan=self.plan.original_hash,
             round=state.round,
             rounds=self.plan.config.rounds,
             doing="roll call" if state.gathering else "waiting" if state.waiting else "computing",
@@ -334,8 +339,9 @@ class _PeerRun:
 
     def _write_setup(self) -> None:
         setup = self.e.metadata()
-        setup["edges"] = [edge for edge in setup["edges"] if edge[0] == self.me]
-        setup |= {"name": self.own.card.name, "agent": self.me, "names": self.names, "plan": self.plan.hash}
+        weights = {j: weight for i, j, weight in setup["edges"] if i == self.me}
+        setup["edges"] = [[self.me, j, weights.get(j, 0.0)] for j in find_members(self.progress.ledger)]
+        setup |= {"name": self.own.card.name, "agent": self.me, "names": self.names, "plan": self.plan.original_hash}
         self.directory.describe(self.e.config.to_toml(), setup, self.e.owner_metadata())
 
     def _finish(self) -> JsonDict:
@@ -355,7 +361,8 @@ class _PeerRun:
         summary = {
             "name": self.own.card.name,
             "agent": self.me,
-            "plan": self.plan.hash,
+            "plan": self.plan.original_hash,
+            "stage": self.plan.hash,
             "generation": self.generations.number,
             "stopped": self.stopped,
             "refused": self.events.counts["refused"],
@@ -391,10 +398,3 @@ class _PeerRun:
 
 def _absent_row(t: int) -> RoundRecord:
     return {"round": t, "absent": True, "messages": 0, "bytes": 0}
-
-
-def _has_no_charges(ledger: bytes) -> bool:
-    try:
-        return not json.loads(ledger)["charges"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return False
