@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from pdsl.peer.amending import apply, propose, sign
 from pdsl.peer.amendment import Amendment
+from pdsl.peer.engine import PeerEngine
 from pdsl.peer.identity import Identity
 from pdsl.peer.membership import join
 from pdsl.peer.plan import Timeouts
@@ -158,6 +160,41 @@ def test_a_silent_member_is_removed_and_rounds_continue(tmp_path: Path, loop: Lo
     assert [summary["rounds"] for summary in summaries] == [6, 6, 6]
     assert present(cleo, 6) == ["ada", "dora"] and present(ada, 6) == ["cleo"]
     assert present(cleo, 4) == ["dora"] and all(ledger_matches_log(site(member)) for member in (ada, cleo, dora))
+
+
+def test_a_crash_in_the_first_round_after_an_amendment_changes_nothing(
+    tmp_path: Path, loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ada's checkpoint is of the stage before, with another neighbourhood, when it starts again."""
+    members = make_organisations(tmp_path, 4)
+    _, task = write_digits(members)
+    plan = make_plan(members, task, CALM, rounds=5)
+    for member in members:
+        join(member, plan)
+    leaving = propose(members[3], "leave", "dora", 3)
+    for member in members:
+        apply(member, leaving)
+    mix, crashes = PeerEngine.mix, iter([True])
+
+    def mix_or_crash(engine: PeerEngine, x: Tensor) -> Tensor:
+        if (engine.agents.start, engine._t) == (0, 3) and next(crashes, False):
+            raise CrashError
+        return mix(engine, x)
+
+    monkeypatch.setattr(PeerEngine, "mix", mix_or_crash)
+
+    def one(member: Identity) -> dict[str, Any]:
+        if member is members[0]:
+            with pytest.raises(CrashError):
+                run(member, loop)
+        return run(member, loop)
+
+    with ThreadPoolExecutor(4) as pool:
+        summaries = list(pool.map(one, members))
+    assert [summary["rounds_run"] for summary in summaries] == [5, 5, 5, 2]
+    assert [present(members[0], t) for t in (2, 3)] == [["ben", "dora"], ["ben", "cleo"]]
+    assert all(ledger_matches_log(site(member)) for member in members)
+    assert [charge[0] for charge in ledger(members[0])["charges"]] == [1, 2, 3, 4, 5]  # repeated with the same bytes
 
 
 def test_a_new_machine_continues_with_the_ledger_of_the_old_one(tmp_path: Path, loop: Loop) -> None:

@@ -127,6 +127,11 @@ class Client:
     def _describe_quorum(self, t: int, present: int) -> str:
         unreached = [n.name for n in self.neighbours.values() if n.state.startswith("cannot reach us")]
         advice = "run again when they are online"
+        others = [n.name for n in self.neighbours.values() if n.state == "rejects us: plan"]
+        if others:
+            advice = (
+                f"{', '.join(others)} have other amendments of the plan; apply those that you lack: pdsl peer amend"
+            )
         if unreached:
             advice = f"{', '.join(unreached)} cannot reach you at {self._calls.own_address}: open that port to them"
         return (

@@ -188,7 +188,9 @@ def check_chain(stage: StagePlan, count: int, a: Amendment) -> str:
     if a.plan != stage.original_hash:
         raise PdslError(f"{where} belongs to another plan; request the amendments of this plan")
     if a.number != count + 1:
-        raise PdslError(f"{where} cannot be next: the folder has {count} amendments; apply amendment {count + 1} first")
+        raise PdslError(
+            f"{where} cannot be next: the next one is amendment {count + 1}; apply them in order, each once"
+        )
     if a.previous != stage.hash:
         raise PdslError(
             f"{where} follows {a.previous[:16]}, but the plan is at {stage.hash[:16]}: the members have different"
