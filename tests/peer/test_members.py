@@ -195,6 +195,7 @@ def test_a_crash_in_the_first_round_after_an_amendment_changes_nothing(
     assert [present(members[0], t) for t in (2, 3)] == [["ben", "dora"], ["ben", "cleo"]]
     assert all(ledger_matches_log(site(member)) for member in members)
     assert [charge[0] for charge in ledger(members[0])["charges"]] == [1, 2, 3, 4, 5]  # repeated with the same bytes
+    assert run(members[3], loop)["rounds_run"] == 2  # a member that left does not train again
 
 
 def test_a_new_machine_continues_with_the_ledger_of_the_old_one(tmp_path: Path, loop: Loop) -> None:

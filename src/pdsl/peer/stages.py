@@ -158,7 +158,10 @@ class Chain:
         certificate = own.certificate if own.certificate in known else known[0]
         held = [card is not None and card.certificate == certificate for card in cards]
         last = len(held) - 1 - held[::-1].index(True)
-        return Span(self._stages[held.index(True)].first_round, self.last_round(self._stages[last]))
+        span = Span(self._stages[held.index(True)].first_round, self.last_round(self._stages[last]))
+        if span.last < span.first:
+            raise PdslError(f"the card of {own.name} was replaced before its first round; run the newer machine")
+        return span
 
     def is_replacement(self, own: PeerInfo) -> bool:
         """Whether a card replaced an earlier one of the same member."""
