@@ -62,8 +62,12 @@ def admit(signers: list[Identity], new: Identity, first_round: int) -> Amendment
     return made
 
 
-def at_round(t: int, action: Callable[[], None]) -> OnRound:
-    return lambda row: action() if row["round"] == t else None
+def at_round(t: int, action: Callable[[], object]) -> OnRound:
+    def on_round(row: dict[str, Any]) -> None:
+        if row["round"] == t:
+            action()
+
+    return on_round
 
 
 def test_one_of_eight_leaves_and_a_ninth_joins(tmp_path: Path, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,8 +214,15 @@ def test_a_new_machine_continues_with_the_ledger_of_the_old_one(tmp_path: Path, 
     for member in members:
         apply(member, replacing)
 
+    moved_in = threading.Event()
+
+    def wait_for_ada(row: dict[str, Any]) -> None:
+        if row["round"] == 5:  # the others have lost the older copy in round 4
+            moved_in.wait(20)
+
     def move() -> dict[str, Any]:
-        old = run(ada, loop)
+        early = tmp_path / "early"
+        old = run(ada, loop, on_round=at_round(2, lambda: shutil.copytree(ada.folder / "run", early)))
         assert old["rounds_run"] == 3 and "after round 3" in old["stopped"]
         for name in ("data.npz", "public.npz", "plan.toml"):
             shutil.copy(ada.folder / name, fresh.folder)
@@ -219,12 +230,16 @@ def test_a_new_machine_continues_with_the_ledger_of_the_old_one(tmp_path: Path, 
             shutil.copytree(ada.folder / name, fresh.folder / name)
         with refused("ledger.json is missing, but ada was a member with another machine before"):
             run(fresh, loop)
+        shutil.copytree(early, fresh.folder / "run")
+        with refused("is an older copy: neighbours have proof that messages of round 3 were sent"):
+            run(fresh, loop)
+        shutil.rmtree(fresh.folder / "run")
         shutil.copytree(ada.folder / "run", fresh.folder / "run")
         shutil.copy(ada.folder / "begun", fresh.folder)
-        return run(fresh, loop)
+        return run(fresh, loop, on_round=lambda row: moved_in.set())
 
     with ThreadPoolExecutor(3) as pool:
-        others = [pool.submit(run, member, loop) for member in members[1:]]
+        others = [pool.submit(run, member, loop, on_round=wait_for_ada) for member in members[1:]]
         moved = pool.submit(move).result()
         for other in others:
             other.result()
