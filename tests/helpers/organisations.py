@@ -20,7 +20,7 @@ from pdsl.peer.plan import TaskDescription, Timeouts, TrainingPlan
 from pdsl.settings import DataSettings
 from pdsl.utils.random import Streams
 
-NAMES = ("ada", "ben", "cleo", "dora", "eli", "fay", "gus", "hal")
+NAMES = ("ada", "ben", "cleo", "dora", "eli", "fay", "gus", "hal", "ida")
 
 
 def make_organisations(folder: Path, count: int = 4, without_address: Collection[int] = ()) -> list[Identity]:
@@ -74,11 +74,15 @@ def pickled(path: Path) -> bytes:
     return pickle.dumps(Payload(path))
 
 
-def write_digits(members: list[Identity], seed: int = 0) -> tuple[Data, TaskDescription]:
-    """Write digits to the members' folders. Returns all data as one dataset, and the task of a plan."""
+def write_digits(members: list[Identity], seed: int = 0, first: int = 150) -> tuple[Data, TaskDescription]:
+    """Write digits to the members' folders. Returns all data as one dataset, and the task of a plan.
+
+    The first member has `first` records, and each of the next ones 20 more, as long as there are enough.
+    """
     digits = load(DataSettings(name="digits"), Streams(seed))
     (q_x, q_y), (test_x, test_y) = split_public(digits, 200, Streams(seed))
-    sizes = [150 + 20 * i for i in range(len(members))]
+    step = 20 if len(members) < 6 else 0
+    sizes = [first + step * i for i in range(len(members))]
     owner = torch.repeat_interleave(torch.arange(len(members)), torch.tensor(sizes))
     x, y = digits.x[: len(owner)], digits.y[: len(owner)]
     for i, member in enumerate(members):

@@ -15,7 +15,7 @@ from pdsl.peer.identity import Identity
 from pdsl.peer.plan import TrainingPlan
 from pdsl.peer.runner import run
 from pdsl.peer.transport import Loop
-from tests.helpers.commands import pdsl
+from tests.helpers.commands import Outcome, pdsl
 from tests.helpers.refusals import refused
 
 
@@ -108,3 +108,32 @@ def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (status["round"], status["running"], len(status["neighbours"])) == (3, False, 2)
     assert "amber" in pdsl("peer", "status", tmp_path / "demo" / "amber").out
     pdsl("peer", "demo", "--out", tmp_path / "demo").refused("not empty")
+
+
+def test_members_leave_join_and_are_replaced_by_amendments(three: Path) -> None:
+    def spoken(*outcomes: Outcome) -> set[str]:
+        assert [outcome.code for outcome in outcomes] == [0] * len(outcomes)
+        return {line for outcome in outcomes for line in outcome.out.splitlines() if line.startswith("hash ")}
+
+    left = pdsl("peer", "leave", "ada", "--from-round", 2, "--out", "leave.toml")
+    applied = [pdsl("peer", "amend", name, "leave.toml") for name in ("ada", "ben", "cleo")]
+    assert len(spoken(left, *applied)) == 1  # all members read the same hash aloud
+    assert "your neighbours from then on: cleo" in applied[1].out
+    pdsl("peer", "amend", "ben", "leave.toml").refused("has amendment 1 already")
+
+    pdsl("peer", "init", "dora", "--name", "dora", "--address", "127.0.0.1:7009")
+    neighbours = ("--neighbour", "ben", "--neighbour", "cleo")
+    proposed = pdsl("peer", "admit", "ben", "dora/card.toml", *neighbours, "--from-round", 3, "--out", "join.toml")
+    assert "Still to sign: cleo." in proposed.out
+    pdsl("peer", "amend", "ben", "join.toml").refused("lacks signatures: cleo")
+    signed = pdsl("peer", "sign", "cleo", "join.toml")
+    applied = [pdsl("peer", "amend", name, "join.toml") for name in ("ben", "cleo")]
+    joined = pdsl("peer", "join", "dora", "plan.toml", "--amendment", "leave.toml", "--amendment", "join.toml")
+    assert len(spoken(proposed, signed, *applied, joined)) == 1
+    assert "dora is agent 3 of 4" in joined.out and "neighbour cleo" in joined.out
+
+    pdsl("peer", "init", "new", "--name", "cleo", "--address", "127.0.0.1:7010")
+    pdsl("peer", "replace", "cleo", "new/card.toml", "--from-round", 4)
+    pdsl("peer", "amend", "ben", "replace.toml")
+    assert len((three / "ben" / "pins" / "cleo.pem").read_text().split("BEGIN CERTIFICATE")) == 3  # both machines
+    pdsl("peer", "leave", "ada", "--from-round", 4).refused("ada is not a member at that time")

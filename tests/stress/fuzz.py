@@ -29,6 +29,7 @@ import torch
 from pdsl.algorithms import PDSL
 from pdsl.config import Config, load
 from pdsl.data.files import load_public, load_records
+from pdsl.peer.amendment import Amendment
 from pdsl.peer.connections import ConnectionPool
 from pdsl.peer.http1 import FAILED
 from pdsl.peer.identity import PINS, Identity, PeerInfo
@@ -38,6 +39,7 @@ from pdsl.peer.messages import Answer, Header, RefusedError, Request, decode, en
 from pdsl.peer.noise_log import NoiseLog
 from pdsl.peer.plan import TaskDescription, Timeouts, TrainingPlan, compose
 from pdsl.peer.signatures import sign
+from pdsl.peer.stages import Chain
 from pdsl.peer.statement import PURPOSE, Measurement, Statement, canonical
 from pdsl.peer.statement_reader import StatementReader
 from pdsl.peer.status import Events
@@ -91,6 +93,8 @@ def targets(folder: Path) -> dict[str, Target]:
     peer_ledger = PeerLedger(1e-5, 8.0, Mechanism(0.1, 0.01, 3, rate=0.1), PDSL(), 100, 0, (0, 1, 2), {}).charge(
         1, 1, frozenset({1})
     )
+    new = Identity.create(folder / "cat", "cat", "none").card
+    joining = Amendment(plan.hash, 1, plan.hash, 2, "join", "cat", new, ("ann",)).sign(members[0])
     numbers = np.arange(12.0, dtype=np.float32).reshape(3, 4)
 
     def npz(**arrays: Any) -> bytes:
@@ -141,6 +145,7 @@ def targets(folder: Path) -> dict[str, Target]:
         "request": (Request(plan.hash, 1, 0).encode(), lambda content: Request.decode(content, plan.hash)),
         "answer": (Answer(plan.hash, "here", 1, True, False, False).encode(), lambda c: Answer.decode(c, plan.hash)),
         "card": (members[0].card.to_toml().encode(), lambda content: PeerInfo.parse(content, "card")),
+        "amendment": (joining.to_toml().encode(), lambda content: Chain(plan, [Amendment.parse(content, "file")])),
         "plan": (plan.to_toml().encode(), lambda content: TrainingPlan.parse(content, "plan")),
         "pin": (members[0].card.certificate.encode(), by_file("ann.pem", lambda path: trust_store.certificates("ann"))),
         "peer ledger": (peer_ledger.to_json(["a", "b"]).encode(), lambda c: peer_ledger.restore(c, "ledger")),

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from pdsl.cli import peer_operations
+from pdsl.cli import peer_members, peer_operations
 from pdsl.cli.common import INTERRUPTED
 from pdsl.cli.settle import settle
 from pdsl.utils.errors import PdslError
@@ -128,11 +128,16 @@ def join(
     code: Annotated[
         list[str], typer.Option(help="Confirm installed code that the plan runs, by 16 or more digits of its SHA-256.")
     ] = [],  # noqa: B006  typer's empty default
+    amendments: Annotated[
+        list[Path], typer.Option("--amendment", help="Amendment of the plan, in order, for a member that joins later.")
+    ] = [],  # noqa: B006  typer's empty default
 ) -> None:
     """Check a plan and pin the neighbours' certificates. Compare the hash with the other members before you run."""
+    from pdsl.peer.amendment import Amendment
     from pdsl.peer.experiment import check_budget
     from pdsl.peer.identity import Identity
     from pdsl.peer.membership import join as join_plan
+    from pdsl.peer.membership import load_plan
     from pdsl.peer.plan import TrainingPlan, format_hash
     from pdsl.peer.source_check import check_confirmed, check_sources
     from pdsl.peer.summary import check_files, describe_plan
@@ -142,14 +147,15 @@ def join(
     check_confirmed(read.sources, code)
     check_budget(read)
     missing = check_files(own, read)
-    neighbours = join_plan(own, read)
-    print(f"{own.card.name} is agent {read.agent(own.card.name)} of {len(read.members)}: {read.graph.describe()}")
-    for line in (*describe_plan(read), *missing):
+    neighbours = join_plan(own, read, [Amendment.read(amendment) for amendment in amendments])
+    stage = load_plan(own)
+    print(f"{own.card.name} is agent {stage.agent(own.card.name)} of {len(stage.members)}: {stage.graph.describe()}")
+    for line in (*describe_plan(read), *(a.describe() for a in stage.chain.amendments), *missing):
         print(line)
     for j in neighbours:
-        card = read.members[j]
+        card = stage.members[j]
         print(f"neighbour {card.name} at {card.address}, certificate {card.fingerprint}")
-    print(f"hash {format_hash(read.hash)}\nCompare this hash with all other members before you run.")
+    print(f"hash {format_hash(stage.hash)}\nCompare this hash with all other members before you run.")
 
 
 @app.command()
@@ -221,21 +227,22 @@ def run(
 
 
 def _run_peer(folder: Path, listen: str | None, device: str, workers: int | None) -> "tuple[JsonDict, int]":
-    """Run until the last round. Returns the summary and the number of planned rounds."""
+    """Run until the last round. Returns the summary, and the number of rounds of this member."""
     from pdsl.peer.identity import Identity
-    from pdsl.peer.membership import load_plan
+    from pdsl.peer.membership import load_chain
     from pdsl.peer.runner import run as run_peer
     from pdsl.peer.transport import Loop
     from pdsl.runs.listeners import Progress
     from pdsl.settings import EngineSettings
 
     own = Identity.load(folder)
-    rounds = load_plan(own).config.rounds
     loop = Loop()
     try:
-        with Progress(_console(stderr=True), rounds) as progress:
+        with Progress(_console(stderr=True), load_chain(own).newest.config.rounds) as progress:
             engine = EngineSettings(device=device, workers=workers)
-            return run_peer(own, loop, listen, progress.on_round, engine), rounds
+            summary = run_peer(own, loop, listen, progress.on_round, engine)
+        first, last = load_chain(own).find_span(own.card)
+        return summary, last - first + 1
     finally:
         loop.close()
 
@@ -313,6 +320,7 @@ def status(
 
 
 app.command()(settle)
+peer_members.register(app)
 
 
 @app.command()

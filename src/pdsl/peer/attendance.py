@@ -18,7 +18,10 @@ class Jump(NamedTuple):
 
 
 class RollCallResult(NamedTuple):
-    """Neighbours that take part in the round, or a later round to jump to."""
+    """Neighbours that take part in the round, or a later round to jump to.
+
+    A jump to the same round means that an amendment came into force: it starts again with other neighbours.
+    """
 
     present: frozenset[int]
     jump: int | None = None
@@ -40,6 +43,11 @@ class Attendance:
         self.finished: set[int] = set()
         self.later: dict[int, int] = {}  # for neighbours ahead or without this peer: the next round to meet them
 
+    @property
+    def answered(self) -> set[int]:
+        """Neighbours in any known round."""
+        return self.present | self.behind | self.ahead | self.without_us | self.finished
+
     def give_up(self, j: int) -> None:
         """Stop waiting for j in this round."""
         self.pending.discard(j)
@@ -58,7 +66,7 @@ class Attendance:
         split the network. Their word is then followed as long as each has `credit`, in rounds.
         """
         elsewhere = self.ahead | self.without_us | self.finished
-        answered = self.present | self.behind | elsewhere
+        answered = self.answered
         if not self.pending <= answered:
             return None
         if self.finished and len(self.finished) == neighbours:

@@ -181,7 +181,7 @@ class Calls:
         return response.body
 
     def note_answer(self, j: int, content: bytes) -> Answer:
-        neighbour, answer = self.neighbours[j], Answer.decode(content, self._plan.hash, self._plan.config.rounds)
+        neighbour, answer = self.neighbours[j], Answer.decode(content, self._plan.accepts, self._plan.config.rounds)
         self._state.receipts.check(j, answer.served)
         neighbour.at, neighbour.waiting = (answer.round, answer.gathering), answer.waiting
         neighbour.state = "here" if answer.state != "finished" else "finished"

@@ -42,6 +42,7 @@ class Client:
         self._calls, self._me, self._plan, self._d = calls, me, plan, d
         self._state, self._events, self._timeouts = state, events, plan.timeouts
         self.neighbours = calls.neighbours
+        self._first = plan.joining_round(me)  # before it, neighbours may not be online yet
         rounds = max(len(plan.members), math.ceil(SKIP_SHARE * plan.config.rounds))
         self.delays = Delays(self.neighbours, plan.timeouts.deadline)
         self._skip_credit = dict.fromkeys(self.neighbours, rounds)
@@ -71,19 +72,24 @@ class Client:
         state, timeouts = self._state, self._timeouts
         self._settle_delays()
         state.begin_roll_call(t)
-        gone = {j for j in self.neighbours if j in state.away or (t > 1 and self._calls.is_silent(j))}
+        gone = {j for j in self.neighbours if j in state.away or (t > self._first and self._calls.is_silent(j))}
         attendance = Attendance(t, len(self._plan.members), pending=set(self.neighbours) - gone)
         callers = [asyncio.create_task(self._call_neighbour(j, t, attendance)) for j in self.neighbours]
         wait = Wait(self.delays, attendance.pending)
         began = time.monotonic()
-        state.wait_for(attendance.pending if t > 1 else set())  # before the first round there was no contact yet
+        state.wait_for(
+            attendance.pending if t > self._first else set()
+        )  # before the first round there was no contact yet
         try:
             while True:
                 attendance.present |= state.arrived
                 attendance.pending -= attendance.present
-                if t > 1:  # before the first round, neighbours may not be online yet
+                if t > self._first:
                     self._exclude_late(wait, attendance)
-                rounds = self._plan.config.rounds
+                if self._plan.refresh() and t > self._plan.last_round:
+                    state.begin_round(())
+                    return RollCallResult(frozenset(), t)
+                rounds = self._plan.last_round
                 if jump := attendance.jump_target(len(self.neighbours), rounds, self._skip_credit):
                     for j in jump.voices:
                         self._skip_credit[j] -= jump.round - t
@@ -92,6 +98,9 @@ class Client:
                     return RollCallResult(frozenset(), jump.round)
                 if not attendance.pending and len(attendance.present) >= timeouts.quorum:
                     break
+                if self._is_abandoned(attendance) and time.monotonic() - began > timeouts.silence:
+                    state.begin_round(())
+                    return RollCallResult(frozenset(), self._plan.last_round + 1)
                 if time.monotonic() - began > timeouts.start and not attendance.pending:
                     raise QuorumError(self._describe_quorum(t, len(attendance.present)))
                 for caller in callers:
@@ -103,10 +112,14 @@ class Client:
             for caller in callers:
                 caller.cancel()
             await asyncio.gather(*callers, return_exceptions=True)
-        if t > 1:
+        if t > self._first:
             wait.end()
         state.begin_round(attendance.present | state.arrived)
         return RollCallResult(state.present)
+
+    def _is_abandoned(self, attendance: Attendance) -> bool:
+        """Whether no neighbour answers, and none is expected to before an amendment is in force."""
+        return not (attendance.pending or attendance.answered) and self._plan.is_abandoned(self._me)
 
     def _settle_delays(self) -> None:
         for j, seconds in self.delays.begin_round().items():
@@ -129,6 +142,8 @@ class Client:
         advice = "run again when they are online"
         if rejecting:
             advice = f"{', '.join(rejecting)}; see pdsl peer doctor"
+            if any(rejected.endswith(": plan") for rejected in rejecting):
+                advice += ", and apply amendments that you lack: pdsl peer amend"
         if unreached:
             advice = f"{', '.join(unreached)} cannot reach you at {self._calls.own_address}: open that port to them"
         return (
@@ -140,11 +155,12 @@ class Client:
         """Call one neighbour until it is present, also after the roll call has stopped waiting for it."""
         silence = self._timeouts.silence
         began = time.monotonic()
+        unreached = 0.0  # time of the first answer of that kind
         while j not in self._state.arrived:
             answer = await self._calls.hello(j, t)
             if answer is None:
                 now, first_call = time.monotonic(), self._state.calls.get(j, (0.0, 0.0))[0]
-                online = t > 1 or first_call or j in self._state.answered
+                online = t > self._first or first_call or j in self._state.answered
                 patience = silence if online else self._timeouts.start
                 contact = max(began, self._state.last_contact[j], first_call)
                 silent = j in self._state.departed or now - contact > patience
@@ -153,7 +169,8 @@ class Client:
                     self._exclude(j, self._describe_silence(j) if silent else "late")
                 await asyncio.sleep(RETRY_DELAY)
             elif answer.state == "unreached":
-                if j in attendance.pending and time.monotonic() - began > silence:
+                unreached = unreached or time.monotonic()
+                if j in attendance.pending and time.monotonic() - unreached > silence:
                     attendance.give_up(j)
                     self._exclude(j, f"cannot reach us at {self._calls.own_address}")
                 await asyncio.sleep(POLL_DELAY)
@@ -274,9 +291,14 @@ class Client:
             return None
 
     async def drain(self) -> None:
-        """After the last round, wait until all present neighbours have fetched their messages or are silent."""
+        """After the last round, wait until all present neighbours have their messages, went on or are silent."""
         began = time.monotonic()
         while time.monotonic() - began < self._timeouts.deadline:
-            if all(self._state.fetched_all(j) or self._calls.is_silent(j) for j in self._state.present):
+            if not any(self._is_fetching(j) for j in self._state.present):
                 return
             await asyncio.sleep(RETRY_DELAY)
+
+    def _is_fetching(self, j: int) -> bool:
+        """Whether neighbour j may still fetch messages of this round."""
+        later = self.neighbours[j].at[0] > self._state.round
+        return not (later or self._state.fetched_all(j) or self._calls.is_silent(j))

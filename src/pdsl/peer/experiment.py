@@ -183,7 +183,8 @@ def empty_ledger(plan: TrainingPlan, me: int) -> PeerLedger:
         me=me,
         members=tuple(plan.graph.neighbourhood(me).tolist()),
         charges={},
-        plan=plan.hash,
+        plan=plan.original_hash,
+        stage=plan.hash,
     )
 
 
@@ -251,7 +252,7 @@ def _build(
     network, knowledge, q = use_start(config, network, q, knowledge)
     planned = agreed_mechanisms(plan)
     given = given_settings(config)
-    config = resolve_learning_rate(config, graph, network, q, planned)
+    config = resolve_learning_rate(config, graph, network, q, [planned[i] for i in plan.active])
     agreed = [mechanism if mechanism is not None and i == me else m for i, m in enumerate(planned)]
     secret = SecretStreams(config.seed, key)
     rates = config.algorithm.learning_rates(config.rounds)

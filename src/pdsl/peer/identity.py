@@ -23,7 +23,7 @@ from pdsl.utils.types import JsonDict
 
 # Files in an organisation's folder
 KEY, CERTIFICATE, CARD = "key.pem", "certificate.pem", "card.toml"
-PLAN, PINS, RUN, CHARGE_MARKER = "plan.toml", "pins", "run", "begun"
+PLAN, PINS, RUN, CHARGE_MARKER, AMENDMENTS = "plan.toml", "pins", "run", "begun", "amendments"
 DATA, PUBLIC, WEIGHTS = "data.npz", "public.npz", "weights.safetensors"
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
@@ -31,8 +31,8 @@ ADDRESS = re.compile(r"(?:[A-Za-z0-9.-]{1,253}|\[[0-9a-fA-F:]{2,45}\]):([0-9]{1,
 NO_ADDRESS = "none"  # of an organisation that calls its neighbours and cannot be called
 VALIDITY = (datetime.datetime(2020, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59))  # independent of any clock
 MAX_PEM = 4000  # characters of a certificate
-MAX_TOML = {"card": 20_000, "plan": 1_000_000}  # bytes
-MAX_LINES = 20_000  # of a card or a plan
+MAX_TOML = {"card": 20_000, "plan": 1_000_000, "signed amendment": 300_000}  # bytes
+MAX_LINES = 20_000  # of a card, a plan or an amendment
 MAX_DOTS = 10  # in a line: a parser needs memory in proportion to the square of a dotted key
 X509_ERRORS = (
     x509.DuplicateExtension,

@@ -3,6 +3,9 @@
 A round is charged before any of its messages leaves: for the agent's own noisy message and one per neighbour present at
 the roll call. A neighbour lost later stays charged. A round that is repeated after a crash is charged for the
 neighbours of both attempts.
+
+An amendment can change the neighbourhood, and with it the noise. A generation belongs to one stage of the plan, so its
+number tells which noise a charge is for.
 """
 
 import json
@@ -23,6 +26,16 @@ Mark = tuple[int, str]  # size of a noise log in bytes, and the SHA-256 of its k
 
 
 @dataclass(frozen=True)
+class Stage:
+    """Neighbourhood and noise of a stage of the plan."""
+
+    stage: str  # hash
+    since: int  # its first generation
+    members: tuple[int, ...]  # neighbourhood in ascending order, the organisation included
+    mechanism: Mechanism  # of a round with all neighbours present
+
+
+@dataclass(frozen=True)
 class PeerLedger:
     """Immutable ledger; `charge` returns the next one."""
 
@@ -36,6 +49,9 @@ class PeerLedger:
     charges: Charges
     plan: str = ""  # hash
     mark: Mark = (0, "")  # of the noise log, at the last charge
+    stage: str = ""  # hash
+    since: int = 1  # first generation of this stage
+    past: tuple[Stage, ...] = ()  # earlier stages with charges
 
     def charge(self, t: int, generation: int, peers: frozenset[int], mark: Mark = (0, "")) -> "PeerLedger":
         before = self.charges.get((t, generation), frozenset())
@@ -44,31 +60,47 @@ class PeerLedger:
     def describe_charge(self, t: int, generation: int) -> tuple[int, frozenset[int], int, int]:
         """Generation, neighbours, messages and local steps of a charge, for the history."""
         peers = self.charges[t, generation]
-        mechanism = self.mechanism_with(peers)
+        mechanism = self.mechanism_with(peers, generation)
         return generation, peers, mechanism.messages, mechanism.steps
 
-    def mechanism_with(self, peers: frozenset[int]) -> Mechanism:
-        """Mechanism of a round with these neighbours. The noise does not depend on who is present."""
+    def mechanism_with(self, peers: frozenset[int], generation: int | None = None) -> Mechanism:
+        """Mechanism of a round with these neighbours, in the stage of a generation; default: in this stage.
+
+        The noise does not depend on who is present.
+        """
+        stage = self.find_stage(generation)
         release = self.algorithm.releases(1 + len(peers))
-        sigma_scale = self.mechanism.sigma_scale and tuple(
+        sigma_scale = stage.mechanism.sigma_scale and tuple(
             factor
-            for j, factor in zip(self.members, self.mechanism.sigma_scale, strict=True)
+            for j, factor in zip(stage.members, stage.mechanism.sigma_scale, strict=True)
             if j in peers or j == self.me
         )
-        return replace(self.mechanism, messages=release.messages, steps=release.steps, sigma_scale=sigma_scale)
+        return replace(stage.mechanism, messages=release.messages, steps=release.steps, sigma_scale=sigma_scale)
+
+    def find_stage(self, generation: int | None = None) -> Stage:
+        """Stage of a generation; default: this one."""
+        current = Stage(self.stage, self.since, self.members, self.mechanism)
+        if generation is None or generation >= self.since:
+            return current
+        return [stage for stage in self.past if stage.since <= generation][-1]
+
+    def stage_of(self, t: int) -> Stage | None:
+        """Stage in which round t was charged last; None if it was not charged."""
+        generations = [generation for of, generation in self.charges if of == t]
+        return self.find_stage(max(generations)) if generations else None
 
     @cached_property
     def epsilon(self) -> float:
         """Total ε of all charges."""
         counts: Counter[Mechanism] = Counter()
-        for peers, rounds in self._alike.items():
-            counts[self.mechanism_with(peers)] += rounds
+        for (peers, generation), rounds in self._alike.items():
+            counts[self.mechanism_with(peers, generation)] += rounds
         return epsilon(tuple(counts.items()), self.delta)
 
     @property
-    def _alike(self) -> Counter[frozenset[int]]:
-        """Number of charges with each set of neighbours: a long run has few different sets."""
-        return Counter(self.charges.values())
+    def _alike(self) -> Counter[tuple[frozenset[int], int]]:
+        """Number of charges with each set of neighbours and first generation of a stage: a long run has few of them."""
+        return Counter((peers, self.find_stage(generation).since) for (_, generation), peers in self.charges.items())
 
     @property
     def within_budget(self) -> bool:
@@ -76,7 +108,7 @@ class PeerLedger:
 
         Part of the planned rounds costs at most as much as all of them, so ε rarely has to be computed.
         """
-        if len(self.charges) <= self.planned_rounds and self._planned_epsilon <= self.budget:
+        if not self.past and len(self.charges) <= self.planned_rounds and self._planned_epsilon <= self.budget:
             return True
         return self.epsilon <= self.budget
 
@@ -104,15 +136,16 @@ class PeerLedger:
 
     def to_run_ledger(self) -> Ledger:
         """Convert to the `Ledger` of a run with one agent, for summaries and statements."""
-        entries = tuple(Entry(t, t, self.mechanism_with(peers)) for (t, _), peers in sorted(self.charges.items()))
+        charges = sorted(self.charges.items())
+        entries = tuple(Entry(t, t, self.mechanism_with(peers, generation)) for (t, generation), peers in charges)
         everyone = frozenset({self.me}).union(*self.charges.values())
         return Ledger(self.delta, self.budget, (tuple(sorted(everyone)),), (entries,))
 
     def to_json(self, names: list[str]) -> str:
         """Content of the ledger file: all charges, and the number of noisy messages per receiver."""
         sent: Counter[int] = Counter({self.me: 0})
-        for peers, rounds in self._alike.items():
-            sent.update(dict.fromkeys((*peers, self.me), rounds * self.mechanism_with(peers).steps))
+        for (peers, generation), rounds in self._alike.items():
+            sent.update(dict.fromkeys((*peers, self.me), rounds * self.mechanism_with(peers, generation).steps))
         return json.dumps(
             {
                 "name": names[self.me],
@@ -123,6 +156,10 @@ class PeerLedger:
                 "mechanism": asdict(self.mechanism),
                 "charges": [[t, generation, sorted(peers)] for (t, generation), peers in sorted(self.charges.items())],
                 "mark": self.mark,
+                "stage": self.stage,
+                "since": self.since,
+                "members": self.members,
+                "past": [asdict(stage) for stage in self.past],
                 "messages": {names[j]: count for j, count in sorted(sent.items())},
             }
         )
@@ -134,12 +171,17 @@ class PeerLedger:
         """
         try:
             stored: JsonDict = json.loads(content)
-            mechanism = Mechanism(**stored["mechanism"])
+            last, past = _parse_stage(stored), tuple(_parse_stage(stage) for stage in stored["past"])
             charges = {(int(t), int(n)): frozenset(int(j) for j in peers) for t, n, peers in stored["charges"]}
             size, digest = stored["mark"]
             mark = int(size), str(digest)
             plan, owner = stored["plan"], (stored["agent"], stored["delta"], stored["budget"])
-            same_noise = _is_equivalent(mechanism, self.mechanism)
+            since = [stage.since for stage in (*past, last)]
+            if since[0] > 1 or since != sorted(set(since)):
+                raise ValueError("generations without a stage")
+            same_noise = last.stage != self.stage or (
+                last.members == self.members and _is_equivalent(last.mechanism, self.mechanism)
+            )
         except (PdslError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
             raise PdslError(
                 f"{where} is damaged or of an earlier version, so the privacy spent is unknown;"
@@ -147,12 +189,22 @@ class PeerLedger:
             ) from e
         if plan != self.plan:
             raise PdslError(f"{where} belongs to another plan; create a new folder for this one: pdsl peer init")
-        strangers = frozenset().union(*charges.values()) - set(self.members)
+        restored = replace(self, charges=charges, mark=mark, past=past, since=last.since)
+        if last.stage == self.stage:
+            restored = replace(restored, mechanism=last.mechanism)
+        else:  # an amendment came into force: the next generation has other neighbours
+            restored = replace(restored, past=(*past, last), since=1 + max(last.since, restored.generation))
+        strangers = any(not peers <= set(restored.find_stage(n).members) for (_, n), peers in charges.items())
         if owner != (self.me, self.delta, self.budget) or strangers or not same_noise:
             raise PdslError(
                 f"{where} is not this organisation's ledger for this plan, or was changed; restore it from a backup"
             )
-        return replace(self, mechanism=mechanism, charges=charges, mark=mark)
+        return restored
+
+
+def _parse_stage(stored: JsonDict) -> Stage:
+    mechanism = Mechanism(**stored["mechanism"])
+    return Stage(str(stored["stage"]), int(stored["since"]), tuple(int(j) for j in stored["members"]), mechanism)
 
 
 def has_no_charges(ledger: bytes) -> bool:

@@ -7,6 +7,7 @@ refused with a named reason. Requests, and answers without a vector, are small J
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,6 +27,8 @@ MAX_ROUND = 10**9
 MAX_CHARGES = 2**32
 HASH = re.compile(r"[0-9a-f]{64}")
 PROOF_BYTES = 40  # a receipt: the round and the number of charges in 4 bytes each, and their proof
+
+PlanCheck = str | Callable[[str, int], bool]  # a plan's hash, or whether a hash is valid in a round (0: in any)
 
 
 class RefusedError(Exception):
@@ -115,12 +118,12 @@ class Request:
         return json.dumps({"protocol": PROTOCOL, **vars(self)}).encode()
 
     @classmethod
-    def decode(cls, content: bytes, plan: str, last: int = MAX_ROUND) -> "Request":
+    def decode(cls, content: bytes, plan: PlanCheck, last: int = MAX_ROUND) -> "Request":
         """Decode a request; `last`: the plan's last round."""
         values = _parse_control(content, {"plan", "round", "phase", "served"})
-        _check_plan(values, plan)
         at = _check_integer(values, "round", 0, last + 1)
-        return cls(plan, at, _check_integer(values, "phase", MODEL_PHASE), _check_receipt(values, last))
+        _check_plan(values, plan, at)
+        return cls(values["plan"], at, _check_integer(values, "phase", MODEL_PHASE), _check_receipt(values, last))
 
 
 @dataclass(frozen=True)
@@ -134,10 +137,10 @@ class RelayRequest:
         return json.dumps({"protocol": PROTOCOL, **vars(self)}).encode()
 
     @classmethod
-    def decode(cls, content: bytes, plan: str) -> "RelayRequest":
+    def decode(cls, content: bytes, plan: PlanCheck) -> "RelayRequest":
         values = _parse_control(content, {"plan", "peer"})
         _check_plan(values, plan)
-        return cls(plan, _check_integer(values, "peer", 0))
+        return cls(values["plan"], _check_integer(values, "peer", 0))
 
 
 STATES = ("here", "wait", "unreached", "out", "ahead", "left", "finished")
@@ -168,7 +171,7 @@ class Answer:
         return json.dumps({"protocol": PROTOCOL, **vars(self)}).encode()
 
     @classmethod
-    def decode(cls, content: bytes, plan: str, last: int = MAX_ROUND) -> "Answer":
+    def decode(cls, content: bytes, plan: PlanCheck, last: int = MAX_ROUND) -> "Answer":
         """Decode an answer; `last`: the plan's last round."""
         flags = ("gathering", "waiting", "held")
         values = _parse_control(content, {"plan", "state", "round", "served", *flags})
@@ -177,7 +180,7 @@ class Answer:
             raise RefusedError("state")
         at, receipt = _check_integer(values, "round", 0, last + 1), _check_receipt(values, last)
         gathering, waiting, held = (values[name] for name in flags)
-        return cls(plan, values["state"], at, gathering, waiting, held, receipt)
+        return cls(values["plan"], values["state"], at, gathering, waiting, held, receipt)
 
 
 VECTOR, ANSWER = b"\x01", b"\x00"  # first byte of a response: a message or an Answer follows
@@ -225,10 +228,11 @@ def _describe_protocol(found: object) -> str:
     return f"protocol {found} instead of {PROTOCOL}"
 
 
-def _check_plan(values: JsonDict, plan: str) -> None:
-    if not isinstance(values["plan"], str) or not HASH.fullmatch(values["plan"]):
+def _check_plan(values: JsonDict, plan: PlanCheck, t: int = 0) -> None:
+    digest = values["plan"]
+    if not isinstance(digest, str) or not HASH.fullmatch(digest):
         raise RefusedError("header")
-    if values["plan"] != plan:
+    if not (digest == plan if isinstance(plan, str) else plan(digest, t)):
         raise RefusedError("plan")
 
 

@@ -179,13 +179,17 @@ class Generations:
         """Draw a new key. It is written with its first round."""
         self._run = run
         self._previous = _load_previous(run, ledger, events)
-        self.number = 1 + max([0, *_find_numbers(run, "secret-*.key"), *(of for _, of in ledger.charges)])
+        used = [*_find_numbers(run, "secret-*.key"), *(of for _, of in ledger.charges)]
+        self.number = max([ledger.since, *(1 + number for number in used)])
         self.key = secrets.token_bytes(KEY_BYTES)
         self._current: Generation | None = None
 
     def choose(self, t: int, present: frozenset[int], ledger: PeerLedger) -> Generation:
-        """The generation for round t with these neighbours: the previous one if it has made all vectors of it."""
-        if (previous := self._previous) is not None:
+        """The generation for round t with these neighbours: the previous one if it has made all vectors of it.
+
+        A generation of an earlier stage of the plan is never used again.
+        """
+        if (previous := self._previous) is not None and previous.number >= ledger.since:
             charged = ledger.charges.get((t, previous.number))
             if charged is not None and present <= charged:
                 release = ledger.mechanism_with(charged)

@@ -107,6 +107,37 @@ class TrainingPlan:
         """SHA-256 of all values as written, in canonical JSON, independent of the layout of the file."""
         return hashlib.sha256(self.written.encode()).hexdigest()
 
+    @property
+    def active(self) -> list[int]:
+        """Members that have not left."""
+        return list(range(len(self.members)))
+
+    @property
+    def original_hash(self) -> str:
+        """Hash of the plan without its amendments: ledger, charge marker and receipts are bound to it."""
+        return self.hash
+
+    @property
+    def last_round(self) -> int:
+        """Last round in which this plan is in force."""
+        return self.config.rounds
+
+    def joining_round(self, agent: int) -> int:
+        """First round of a member."""
+        return 1
+
+    def refresh(self) -> bool:
+        """Load amendments that were stored meanwhile. Returns whether there were any."""
+        return False
+
+    def is_abandoned(self, agent: int) -> bool:
+        """Whether all neighbours of an agent are known to be silent: later amendments of others remove them."""
+        return False
+
+    def accepts(self, digest: str, t: int) -> bool:
+        """Whether a request for round t may carry this hash; t = 0: an answer, or a request for no round."""
+        return digest == self.hash
+
     @cached_property
     def graph(self) -> Graph:
         return topology.build(self.config.graph, Streams(self.config.seed))

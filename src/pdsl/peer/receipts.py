@@ -4,6 +4,9 @@ Every message carries a proof of the last such round and of the number of charge
 the holder of the sender's private key can make. Neighbours return the newest one with each call. A proof of a round or
 of charges that the ledger does not have, or of vectors that the noise log does not know, means that the folder is an
 older copy. A neighbour cannot forge a proof, so it cannot stop a peer with it.
+
+The key of the proofs is derived from the private key at first, and kept in `receipts.key`. It stays the same if the
+organisation renews its key or moves to another machine, so that older copies are found out then, too.
 """
 
 import hashlib
@@ -15,16 +18,16 @@ from pathlib import Path
 from pdsl.peer.ledger import PeerLedger
 from pdsl.peer.messages import HASH, Receipt
 from pdsl.utils.errors import PdslError
-from pdsl.utils.files import write_whole
+from pdsl.utils.files import PRIVATE, read_private, write_whole
 
-FILE = "receipts.json"
+FILE, KEY_FILE = "receipts.json", "receipts.key"
 
 
 class Receipts:
     """Receipts of one peer: those that it holds for its neighbours, and the newest of its own that it was shown."""
 
     def __init__(self, key: bytes, plan: str, neighbours: Iterable[int], path: Path):
-        self._key = hashlib.sha256(b"pdsl receipts\0" + key).digest()
+        self._key = _load_key(path.with_name(KEY_FILE), key)
         self._plan, self._path = plan, path
         self.held: dict[int, Receipt] = dict.fromkeys(neighbours, Receipt())
         self.held |= self._load()
@@ -57,6 +60,8 @@ class Receipts:
         return hmac.digest(self._key, f"{self._plan}/{j}/{t}/{charges}".encode(), "sha256")
 
     def save(self) -> None:
+        if not (key_file := self._path.with_name(KEY_FILE)).exists():
+            write_whole(key_file, self._key, PRIVATE)
         content = {"plan": self._plan, "receipts": {str(j): list(receipt) for j, receipt in self.held.items()}}
         write_whole(self._path, json.dumps(content).encode())
 
@@ -70,6 +75,13 @@ class Receipts:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return {}
         return {j: r for j, r in found.items() if j in self.held and HASH.fullmatch(r.proof)}
+
+
+def _load_key(path: Path, private: bytes) -> bytes:
+    """Load the key of the proofs, or derive it from the private key; it is written with the first receipts."""
+    if path.exists():
+        return read_private(path)
+    return hashlib.sha256(b"pdsl receipts\0" + private).digest()
 
 
 def check_copy(folder: Path, receipts: Receipts, ledger: PeerLedger, has_vectors: Callable[[int], bool]) -> None:

@@ -34,7 +34,7 @@ class Relay:
 
     async def take(self, j: int, connection: HttpConnection, path: str, body: bytes) -> bool:
         """Take over a connection of member j that waits or calls. Returns whether it still answers requests."""
-        other = RelayRequest.decode(body, self._plan.hash).peer
+        other = RelayRequest.decode(body, self._plan.accepts).peer
         if (j, other) not in self._pairs:
             raise RefusedError("relay")
         self._ends[connection] = j

@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -16,13 +16,17 @@ from torch import Tensor
 
 from pdsl.peer.attendance import QuorumError
 from pdsl.peer.engine import PeerEngine, max_honest_norm
-from pdsl.peer.experiment import build_experiment, build_network, empty_ledger, load_data
-from pdsl.peer.identity import CHARGE_MARKER, RUN, Identity
-from pdsl.peer.ledger import PeerLedger, has_no_charges
-from pdsl.peer.membership import check_charge_marker, load_plan, read_charge_marker, write_charge_marker
-from pdsl.peer.noise_log import ConflictError, Generations, check_ledger
-from pdsl.peer.plan import TrainingPlan
+from pdsl.peer.experiment import build_experiment, build_network, load_data
+from pdsl.peer.identity import DATA, Identity
+from pdsl.peer.ledger import PeerLedger
+from pdsl.peer.ledger_file import load_ledger, open_directory
+from pdsl.peer.membership import load_chain, pin_stage, write_charge_marker
+from pdsl.peer.noise_log import ConflictError, Generations
+from pdsl.peer.progress import Progress, absent_row, continue_progress, find_next_round, load_progress
 from pdsl.peer.receipts import check_copy
+from pdsl.peer.records_check import check_records
+from pdsl.peer.row_layout import find_members, spread_values
+from pdsl.peer.stages import StagePlan
 from pdsl.peer.statement import keep_sums, write_statement
 from pdsl.peer.status import Events, OnLine, Status, StatusWriter
 from pdsl.peer.trainers import Trainers
@@ -40,9 +44,7 @@ from pdsl.training.experiment import check_device
 from pdsl.training.records import RoundRecord
 from pdsl.training.trainer import (
     State,
-    initial_state,
     make_state,
-    restore_state,
     run_round,
     state_tensors,
 )
@@ -65,57 +67,51 @@ def run(
 
     After an interruption of any kind, the same call resumes. `engine` is local and not part of the plan.
     """
-    plan = load_plan(own)
-    plan = replace(plan, config=plan.config.model_copy(update={"engine": engine}))
+    chain = load_chain(own)
+    span = chain.find_span(own.card)
     check_device(engine.device)  # before any file is written
-    build_network(plan, load_data(own, plan)[2].y, own.folder)
+    newest = _with_engine(chain.at(span.last), engine)
+    build_network(newest, load_data(own, newest)[2].y, own.folder)
     try:
-        directory = _open_directory(own, plan)
+        directory = open_directory(own, newest)
         with directory.lock():
-            peer = _PeerRun(own, plan, loop, directory, on_event)
-            return peer.train(listen, on_round)
+            t = min(span.last, max(span.first, find_next_round(directory)))
+            events = Events(directory.path / "events.jsonl", on_event)
+            outcome: JsonDict | _PeerRun = _PeerRun(own, _with_engine(chain.at(t), engine), loop, directory, events)
+            while isinstance(outcome, _PeerRun):
+                outcome = outcome.train(listen, on_round)
+            return outcome
     except OSError as e:
         raise PdslError(
             f"cannot write to {own.folder}: {e.strerror}; fix that, then resume with: pdsl peer run {own.folder}"
         ) from e
 
 
-def _open_directory(own: Identity, plan: TrainingPlan) -> RunDirectory:
-    path = own.folder / RUN
-    if check_charge_marker(own, plan) is not None and not (path / LEDGER).exists():
-        raise PdslError(
-            f"{path / LEDGER} is missing, but {own.folder / CHARGE_MARKER} has charged rounds of this plan: the privacy"
-            " spent is unknown; restore the ledger from a backup"
-        )
-    if (path / LEDGER).exists():
-        return RunDirectory(path)  # even if other files are lost
-    if (path / "config.toml").exists():
-        return RunDirectory.open(path)
-    return RunDirectory.create(path, plan.config.to_toml(), {})
-
-
-@dataclass
-class _Progress:
-    """Progress of a run, replaced as a whole at the end of a round."""
-
-    t: int  # next round
-    state: State | None  # None: no state to start from yet
-    rows: list[RoundRecord]
-    ledger: PeerLedger
+def _with_engine(stage: StagePlan, engine: EngineSettings) -> StagePlan:
+    return replace(stage, config=stage.config.model_copy(update={"engine": engine}))
 
 
 class _PeerRun:
-    """Run of one organisation in this process."""
+    """Run of one organisation in this process, in one stage of the plan."""
 
-    def __init__(self, own: Identity, plan: TrainingPlan, loop: Loop, directory: RunDirectory, on_event: OnLine):
-        self.own, self.plan, self.directory = own, plan, directory
+    def __init__(
+        self,
+        own: Identity,
+        plan: StagePlan,
+        loop: Loop,
+        directory: RunDirectory,
+        events: Events,
+        before: "_PeerRun | None" = None,
+    ):
+        self.own, self.plan, self.directory, self.events, self._loop = own, plan, directory, events, loop
         self.me = plan.agent(own.card.name)
         self.names = [card.name for card in plan.members]
         self.everyone = plan.graph.neighbourhood(self.me).tolist()  # the agent itself included
-        self.events = Events(directory.path / "events.jsonl", on_event)
-        network = build_network(plan, load_data(own, plan)[2].y, own.folder)
+        records, _, public = load_data(own, plan)
+        network = build_network(plan, public.y, own.folder)
         self.transport = Transport(loop, own, plan, self.events, network.num_parameters)
-        ledger = self._load_ledger()
+        ledger = load_ledger(own, plan, directory)
+        check_records(directory.path, own.folder / DATA, records, ledger)
         self.generations = Generations(directory.path, ledger, self.events)
         key, number = self.generations.key, self.generations.number
         self.e = build_experiment(
@@ -129,65 +125,49 @@ class _PeerRun:
         for j in self.everyone:
             sigma = self.e.sigma[j] * sigma_scale[j].get(self.me, 1.0)
             self.engine.max_norms[j] = max_honest_norm(privacy, batch, sigma, network.num_parameters)
-        self.progress = self._load_progress(ledger)
-        self.last_row: RoundRecord = {"round": 0}
+        self.progress: Progress = (
+            load_progress(own, plan, directory, self.e, ledger, events)
+            if before is None
+            else continue_progress(before.progress, before.everyone, plan, directory, ledger)
+        )
+        self.last_row: RoundRecord = {"round": 0} if before is None else before.last_row
         self.stopped: str | None = None  # reason for ending before the last round
-        self.began = time.monotonic()
+        self.began: float = time.monotonic() if before is None else before.began
 
-    def _load_ledger(self) -> PeerLedger:
-        path, new = self.directory.path, empty_ledger(self.plan, self.me)
-        stored = self.directory.read(LEDGER)
-        if stored is not None and has_no_charges(stored):
-            stored = None  # of an earlier start without a round, possibly under another plan
-        elif stored is None and any(any(path.glob(trace)) for trace in ("secret-*.key", "sent-*.log", "checkpoint/*")):
-            raise PdslError(f"{path / LEDGER} is missing, so the privacy spent is unknown; restore it from a backup")
-        ledger = new if stored is None else new.restore(stored, str(path / LEDGER))
-        check_ledger(path, ledger, self.directory.rows())
-        if (marker := read_charge_marker(self.own)) is not None and marker.round > ledger.last_round:
-            raise PdslError(
-                f"{path / LEDGER} is outdated: {self.own.folder / CHARGE_MARKER} has a charge for round {marker.round};"
-                " restore the newest ledger"
-            )
-        if ledger.charges:
-            write_charge_marker(self.own, self.plan, ledger.last_round)
-        if stored is None:
-            self.directory.write(LEDGER, new.to_json(self.names).encode())
-        return ledger
-
-    def _load_progress(self, ledger: PeerLedger) -> _Progress:
-        """Load the newest intact checkpoint, with a row for each round up to it."""
-        checkpoint, warnings = self.directory.newest()
-        for warning in warnings:
-            self.events.log("damaged", what=warning)
-        last = ledger.last_round if checkpoint is None else checkpoint.round
-        rows = self.directory.rows()[:last]
-        rows += [_absent_row(t) for t in range(len(rows) + 1, last + 1)]
-        self.directory.write("rows.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
-        if checkpoint is not None:
-            return _Progress(last + 1, restore_state(self.plan.config, checkpoint.tensors), rows, ledger)
-        return _Progress(last + 1, None if last else initial_state(self.e), rows, ledger)
-
-    def train(self, listen: str | None, on_round: OnRound) -> JsonDict:
-        """Run the remaining rounds. Returns the summary."""
+    def train(self, listen: str | None, on_round: OnRound) -> "JsonDict | _PeerRun":
+        """Run the remaining rounds of this stage. Returns the summary, or the run of the next stage."""
         self._write_setup()
-        rounds = self.plan.config.rounds
-        if self.progress.t > rounds:
-            return self._finish()
+        if self.progress.t > self.plan.last_round:
+            return self._end_stage()
+        pin_stage(self.own, self.plan)
         self.transport.start(listen)
         status = StatusWriter(self.directory.path, self.events, self._status)
         try:
             if self.progress.state is not None:
                 self.transport.publish_model(self.progress.state.x[0])
             with Workers(self.plan.config.engine.workers) as workers, self.transport.goodbye_on_interrupt():
-                while self.progress.t <= rounds and (row := self._run_round(workers)) is not None:
+                while self.progress.t <= self.plan.last_round and (row := self._run_round(workers)) is not None:
                     self.last_row = row
                     on_round(row)
-            self.transport.finish()
-            return self._finish()
+            return self._end_stage()
         finally:
             status.stop()
             self.transport.stop()
             self.generations.close()
+
+    def _end_stage(self) -> "JsonDict | _PeerRun":
+        """The summary, or the run of the next stage. Neighbours can fetch messages of this one until it is ready."""
+        t, last = self.progress.t, self.plan.chain.find_span(self.own.card).last
+        if self.stopped is None and self.plan.last_round < t <= last:
+            stage = _with_engine(self.plan.chain.at(t), self.plan.config.engine)
+            self.events.log("amended", round=t, stage=stage.hash)
+            following = _PeerRun(self.own, stage, self._loop, self.directory, self.events, self)
+            self.transport.end_stage()
+            return following
+        if self.stopped is None and last < self.plan.config.rounds:
+            self.stopped = f"an amendment ended the part of {self.own.card.name} after round {last}"
+        self.transport.finish()
+        return self._finish()
 
     def _run_round(self, workers: Workers) -> RoundRecord | None:
         """Run one round, or jump to the round of the neighbours; None if training ends here."""
@@ -196,11 +176,15 @@ class _PeerRun:
         try:
             present, jump = self.transport.roll_call(p.t)
         except QuorumError as e:
+            if self.plan.last_round < self.plan.chain.find_span(self.own.card).last:
+                return self._skip_to(self.plan.last_round + 1, "no neighbours before the next amendment")
             if not p.rows:
                 raise
             self.stopped = f"{e}"
             return None
         check_copy(self.own.folder, self.transport.receipts, p.ledger, self.generations.has_vectors)
+        if jump == p.t:  # an amendment changed the stage of this round
+            return None
         if jump is not None:
             return self._skip_to(jump, "the neighbours were ahead")
         if p.state is None:
@@ -252,7 +236,7 @@ class _PeerRun:
         self.directory.prune()
         self.transport.receipts.save()
         self.transport.publish_model(state.x[0])
-        self.progress = _Progress(t + 1, state, [*p.rows, row], p.ledger)
+        self.progress = Progress(t + 1, state, [*p.rows, row], p.ledger)
 
     def _skip_to(self, t: int, reason: str) -> RoundRecord:
         """Continue at a later round t. Returns the last row of the skipped rounds."""
@@ -260,7 +244,7 @@ class _PeerRun:
         self.events.log("missed", first=p.t, last=t - 1, why=reason)
         if t > self.plan.config.rounds:
             self.stopped = f"rounds {p.t} to {t - 1} were skipped: {reason}"
-        absent = [_absent_row(missed) for missed in range(p.t, t)]
+        absent = [absent_row(missed) for missed in range(p.t, t)]
         for row in absent:
             self.directory.append(row)
         self.progress = replace(p, t=t, rows=[*p.rows, *absent])
@@ -299,12 +283,8 @@ class _PeerRun:
         shapley = metrics.get("shapley")
         if shapley is None:
             return metrics
-        present = self.engine.sender.tolist()
-        full = {
-            name: [dict(zip(present, shapley[name], strict=True)).get(j, 0.0) for j in self.everyone]
-            for name in ("phi", "share")
-        }
-        return {**metrics, "shapley": {**shapley, **full}}
+        planned, present = self.plan.plan_members(self.me), self.engine.sender.tolist()
+        return {**metrics, "shapley": spread_values(shapley, present, self.progress.ledger, planned)}
 
     def _status(self) -> Status:
         state = self.transport.state
@@ -313,7 +293,7 @@ class _PeerRun:
             pid=os.getpid(),
             running=True,
             name=self.own.card.name,
-            plan=self.plan.hash,
+            plan=self.plan.original_hash,
             round=state.round,
             rounds=self.plan.config.rounds,
             doing="roll call" if state.gathering else "waiting" if state.waiting else "computing",
@@ -328,8 +308,9 @@ class _PeerRun:
 
     def _write_setup(self) -> None:
         setup = self.e.metadata()
-        setup["edges"] = [edge for edge in setup["edges"] if edge[0] == self.me]
-        setup |= {"name": self.own.card.name, "agent": self.me, "names": self.names, "plan": self.plan.hash}
+        weights = {j: weight for i, j, weight in setup["edges"] if i == self.me}
+        setup["edges"] = [[self.me, j, weights.get(j, 0.0)] for j in find_members(self.progress.ledger)]
+        setup |= {"name": self.own.card.name, "agent": self.me, "names": self.names, "plan": self.plan.original_hash}
         self.directory.describe(self.e.config.to_toml(), setup, self.e.owner_metadata())
 
     def _finish(self) -> JsonDict:
@@ -349,7 +330,8 @@ class _PeerRun:
         summary = {
             "name": self.own.card.name,
             "agent": self.me,
-            "plan": self.plan.hash,
+            "plan": self.plan.original_hash,
+            "stage": self.plan.hash,
             "generation": self.generations.number,
             "stopped": self.stopped,
             "refused": self.events.counts["refused"],
@@ -382,7 +364,3 @@ class _PeerRun:
         self.directory.write("summary.json", json.dumps(summary, indent=2, ensure_ascii=False).encode())
         write_report(self.directory.path)
         return summary
-
-
-def _absent_row(t: int) -> RoundRecord:
-    return {"round": t, "absent": True, "messages": 0, "bytes": 0}

@@ -99,7 +99,7 @@ class Server:
                 if not again:
                     self._taken_over.add(connection)
                 return again
-            Request.decode(request.body, self._plan.hash, self._plan.config.rounds)
+            Request.decode(request.body, self._plan.accepts, self._plan.config.rounds)
             if j not in self._state.neighbours:
                 raise RefusedError("not a neighbour")
         except RefusedError as e:
@@ -138,7 +138,7 @@ class Server:
         if request.method != "POST" or request.path not in PATHS or j not in self._state.neighbours:
             return NOT_FOUND, b"path"
         try:
-            asked = Request.decode(request.body, self._plan.hash, self._plan.config.rounds)
+            asked = Request.decode(request.body, self._plan.accepts, self._plan.config.rounds)
         except RefusedError as e:
             self._refuse(j, e.reason)
             return BAD_REQUEST, e.reason.encode()

@@ -68,7 +68,7 @@ class Transport:
         patience = plan.timeouts.patience
         poll = min(1.0, plan.timeouts.silence / 8, patience / 4)
         neighbours = plan.neighbours(self.me)
-        self.receipts = Receipts(own.key, plan.hash, neighbours, own.folder / RUN / RECEIPTS)
+        self.receipts = Receipts(own.key, plan.original_hash, neighbours, own.folder / RUN / RECEIPTS)
         self.state = ServerState(plan.hash, neighbours, self.receipts, poll, patience, plan.timeouts.silence)
         self._server = Server(own, plan, trust_store, self.state, events)
         self._dialler = Dialler(own, plan, trust_store)
@@ -84,6 +84,7 @@ class Transport:
         """
 
         async def start() -> int:
+            self.state.last_contact = dict.fromkeys(self.state.neighbours, time.monotonic())
             address = listen or self._own.card.address
             port = await self._server.start(address)
             self._dialler.start(self._server, self.state, listens=address != NO_ADDRESS)
@@ -146,6 +147,10 @@ class Transport:
             self.state.finish()
 
         self._loop.run(finish())
+
+    def end_stage(self) -> None:
+        """Before an amendment comes into force, let neighbours fetch their messages."""
+        self._loop.run(self.client.drain())
 
     @contextmanager
     def goodbye_on_interrupt(self) -> Iterator[None]:

@@ -101,6 +101,13 @@ class TrustStore:
         self._write(name, [other for other in self.certificates(name) if other != pem])
         return PeerInfo(name, "", pem)
 
+    def discard(self, card: PeerInfo) -> None:
+        """Remove the pin of a card's certificate, if there is one."""
+        with suppress(DamagedPinsError):  # it accepts no certificate
+            pems = self.certificates(card.name)
+            if card.certificate in pems:
+                self._write(card.name, [pem for pem in pems if pem != card.certificate])
+
     def _write(self, name: str, pems: list[str]) -> None:
         self.folder.mkdir(exist_ok=True)
         write_whole(self._file(name), "".join(pems).encode())
