@@ -13,8 +13,9 @@ from typing import NamedTuple
 import pytest
 
 from pdsl.peer import about, doctor, probe, status
+from pdsl.peer.amending import apply, propose
 from pdsl.peer.identity import PINS, RUN, Identity
-from pdsl.peer.membership import join
+from pdsl.peer.membership import join, load_current_stage, write_charge_marker
 from pdsl.peer.messages import PROTOCOL, Receipt, split_proof
 from pdsl.peer.plan import TrainingPlan
 from pdsl.peer.receipts import Receipts
@@ -135,6 +136,17 @@ def test_doctor_names_another_plan_version_and_clock(site: Site, monkeypatch: py
     assert sum("its clock is 60 s behind yours" in problem for problem in problems) == 2
     monkeypatch.setattr(about, "describe", lambda *_: about.About(PROTOCOL + 1, "9.9"))
     assert all(f": pdsl 9.9, protocol {PROTOCOL + 1}, but {PROTOCOL} here" in problem for problem in site.problems)
+
+
+def test_doctor_knows_amendments_and_names_a_neighbour_without_one_in_force(site: Site) -> None:
+    ada, _, cleo = site.members
+    apply(ada, propose(cleo, "leave", "cleo", 2))
+    assert [found.text for found in doctor.examine(ada, load_current_stage(ada)) if not found.ok] == []
+    write_charge_marker(ada, site.plan, 1)
+    site.peers[0].state.round = 2  # of the plan without the amendment
+    found = [finding.text for finding in doctor.examine(ada, load_current_stage(ada)) if not finding.ok]
+    assert found[0].startswith("ben: has another plan") and "pdsl peer amend" in found[0]
+    assert not any(text.startswith("cleo") for text in found)
 
 
 def test_doctor_names_faults_of_the_machine(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

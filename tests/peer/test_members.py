@@ -20,10 +20,12 @@ from pdsl.peer.identity import Identity
 from pdsl.peer.membership import join
 from pdsl.peer.plan import Timeouts
 from pdsl.peer.runner import run
+from pdsl.peer.settlement import settle
 from pdsl.peer.transport import Loop
 from tests.helpers.organisations import make_organisations, make_plan, write_digits
 from tests.helpers.refusals import refused
 from tests.peer.test_runner import CrashError, simulate, use_test_key
+from tests.stress.history import check, load
 from tests.stress.soak import Site, ledger_matches_log
 
 pytestmark = pytest.mark.peer
@@ -132,6 +134,10 @@ def test_one_of_eight_leaves_and_a_ninth_joins(tmp_path: Path, loop: Loop, monke
     assert not any("lost" in row for member in everyone for row in site(member).rows)
     generations = {t: n for t, n, _ in ledger(cleo)["charges"]}
     assert generations[7] < generations[8] < generations[13]  # no noise of one graph is used in another
+    assert check([load(member.folder) for member in everyone]) == []
+    assert all(summary["statement"] is None for summary in summaries.values())
+    with refused("the plan has amendments", "the same members in all rounds"):
+        settle(cleo.folder, [cleo.folder / "run" / "statement.json"])
 
 
 def test_a_silent_member_is_removed_and_rounds_continue(tmp_path: Path, loop: Loop) -> None:

@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 
+from pdsl.peer.amending import apply, propose
+from pdsl.peer.experiment import empty_ledger
 from pdsl.peer.identity import Identity
-from pdsl.peer.membership import join, load_plan
+from pdsl.peer.membership import join, load_chain, write_charge_marker
 from pdsl.peer.plan import Timeouts
 from pdsl.peer.recovery import Recovery, recover
 from pdsl.peer.runner import run
-from pdsl.peer.transport import Loop
+from pdsl.peer.status import Events
+from pdsl.peer.transport import Loop, Transport
 from tests.helpers.organisations import make_organisations, make_plan, write_digits
 from tests.helpers.refusals import refused
 
@@ -108,8 +111,8 @@ def test_a_restored_backup_is_refused_then_recovered_with_all_charges(
         with refused("is an older copy", "round 8", "pdsl peer recover"):
             run(own, loop)
         assert sent(own.folder) == sent(copy)  # nothing was sent from the copy
-        found = recover(own, load_plan(own), loop)
-        again = recover(own, load_plan(own), loop)
+        found = recover(own, load_chain(own), loop)
+        again = recover(own, load_chain(own), loop)
         released.set()
         return found, again, run(own, loop)
 
@@ -144,7 +147,7 @@ def test_a_restored_run_directory_is_recovered_from_the_marker_of_charges(
         shutil.rmtree(own.folder / "run")
         with refused("ledger.json is missing"):
             run(own, loop)
-        return recover(own, load_plan(own), loop)
+        return recover(own, load_chain(own), loop)
 
     found, _ = with_neighbours(three, loop, life)
     assert len(found.after.charges) == 7 and found.before.charges == {}
@@ -152,5 +155,53 @@ def test_a_restored_run_directory_is_recovered_from_the_marker_of_charges(
 
 def test_recovery_needs_the_receipts_of_all_neighbours(three: list[Identity], loop: Loop) -> None:
     with refused("no answer from ada, ben", "pdsl peer doctor"):
-        recover(three[-1], load_plan(three[-1]), loop)
+        recover(three[-1], load_chain(three[-1]), loop)
     assert not (three[-1].folder / "run" / "ledger.json").exists()
+
+
+def write_ledger(own: Identity, last: int) -> None:
+    """Ledger with charges for rounds up to `last`, of the plan without amendments."""
+    stage = load_chain(own).at(1)
+    ledger = empty_ledger(stage, stage.agent(own.card.name))
+    for t in range(1, last + 1):
+        ledger = ledger.charge(t, 1, frozenset({1, 2}))
+    (own.folder / "run").mkdir(exist_ok=True)
+    (own.folder / "run" / "ledger.json").write_text(ledger.to_json([card.name for card in stage.members]))
+
+
+def test_recovery_charges_the_noise_of_one_stage_and_refuses_an_amendment_between(
+    three: list[Identity], loop: Loop
+) -> None:
+    ada = three[0]
+    leaving = propose(three[2], "leave", "cleo", 6)
+    for member in three:
+        apply(member, leaving)
+    plan = load_chain(ada).at(1)
+    stages = [load_chain(member).at(1) for member in three[1:]]
+    peers = [
+        Transport(loop, member, stage, Events(member.folder / "events.jsonl"), 1)
+        for member, stage in zip(three[1:], stages, strict=True)
+    ]
+    for peer in peers:
+        peer.start()
+    try:
+        write_ledger(ada, last=3)
+        write_charge_marker(ada, plan, 5)
+        found = recover(ada, load_chain(ada), loop)
+        added = found.after.charges.keys() - found.before.charges.keys()
+        assert sorted(t for t, _ in added) == [3, 4, 5]
+        assert {found.after.find_stage(generation).stage for _, generation in added} == {plan.hash}
+        assert {found.after.charges[key] for key in added} == {frozenset({1, 2})}
+        write_ledger(ada, last=3)
+        write_charge_marker(ada, plan, 8)
+        with refused("lacks charges between rounds 3 and 8", "an amendment came into force"):
+            recover(ada, load_chain(ada), loop)
+    finally:
+        for peer in peers:
+            peer.stop()
+
+
+def test_recovery_refuses_a_renewed_key_without_the_key_of_receipts(three: list[Identity], loop: Loop) -> None:
+    renewed = Identity.renew(three[0].folder, None, None)
+    with refused("receipts.key is missing", "restore the file"):
+        recover(renewed, load_chain(renewed), loop)

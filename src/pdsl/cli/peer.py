@@ -252,7 +252,7 @@ def _run_logged(folder: Path, listen: str | None, device: str, workers: int | No
     from pdsl import __version__
     from pdsl.peer.identity import Identity
     from pdsl.peer.log_lines import LogLines
-    from pdsl.peer.membership import load_plan
+    from pdsl.peer.membership import load_chain, load_plan
     from pdsl.peer.runner import run as run_peer
     from pdsl.peer.transport import Loop
     from pdsl.settings import EngineSettings
@@ -260,12 +260,13 @@ def _run_logged(folder: Path, listen: str | None, device: str, workers: int | No
     log, loop = LogLines(open(os.dup(2), "wb", buffering=0)), Loop()  # noqa: PTH123, SIM115  open until the end
     try:
         own = Identity.load(folder)
-        plan = load_plan(own)
-        log.log("start", name=own.card.name, plan=plan.hash, pdsl=__version__, rounds=plan.config.rounds)
+        stage = load_plan(own)
+        log.log("start", name=own.card.name, plan=stage.hash, pdsl=__version__, rounds=stage.config.rounds)
         engine = EngineSettings(device=device, workers=workers)
         summary = run_peer(own, loop, listen, log.on_round, engine, log.write)
         log.log("end", rounds_run=summary["rounds_run"], stopped=summary["stopped"], epsilon=summary["epsilon"])
-        return summary, plan.config.rounds
+        first, last = load_chain(own).find_span(own.card)
+        return summary, last - first + 1
     except KeyboardInterrupt:
         log.log("interrupted", advice=f"resume with: pdsl peer run {folder}")
         raise

@@ -21,12 +21,12 @@ def doctor(folder: Folder, listen: Listen = None, as_json: AsJson = False) -> No
     """
     from pdsl.peer.doctor import examine
     from pdsl.peer.identity import Identity, check_address
-    from pdsl.peer.membership import load_plan
+    from pdsl.peer.membership import load_current_stage
 
     if listen is not None:
         check_address(listen, "--listen")
     own = Identity.load(folder)
-    findings = examine(own, load_plan(own), listen)
+    findings = examine(own, load_current_stage(own), listen)
     if as_json:
         print(json.dumps([finding._asdict() for finding in findings]))
     else:
@@ -42,14 +42,14 @@ def recover(folder: Folder, listen: Listen = None) -> None:
     All neighbours must be online, because their receipts prove what was sent.
     """
     from pdsl.peer.identity import Identity
-    from pdsl.peer.membership import load_plan
+    from pdsl.peer.membership import load_chain
     from pdsl.peer.recovery import recover as recover_ledger
     from pdsl.peer.transport import Loop
     from pdsl.utils.format import format_epsilon
 
     own, loop = Identity.load(folder), Loop()
     try:
-        found = recover_ledger(own, load_plan(own), loop, listen)
+        found = recover_ledger(own, load_chain(own), loop, listen)
     finally:
         loop.close()
     if found.added == 0:

@@ -169,8 +169,11 @@ def _check_contact(own: Identity, plan: TrainingPlan, contact: Contact, running:
     if about.protocol != PROTOCOL:
         text = f"{version}, but {PROTOCOL} here (pdsl {__version__}); install the same version on both sides"
         return [*found, Finding(False, text)]
-    if about.plan != plan.hash:
-        text = f"has another plan, {format_hash(about.plan)}, not {format_hash(plan.hash)}; agree on one and join it"
+    if not plan.accepts(about.plan, about.round):
+        text = (
+            f"has another plan, {format_hash(about.plan)}, not {format_hash(plan.hash)}; agree on one and join it, or"
+            " apply the amendments that one of you lacks: pdsl peer amend"
+        )
         found.append(Finding(False, text))
     else:
         found.append(Finding(True, f"{version}, the same plan, round {about.round}"))
@@ -185,7 +188,7 @@ def _check_contact(own: Identity, plan: TrainingPlan, contact: Contact, running:
 
 def _check_ledger(own: Identity, plan: TrainingPlan, contacts: dict[int, Contact | None]) -> Finding:
     """Compare the ledger with the neighbours' receipts. It is read last, because a running peer charges first."""
-    receipts = Receipts(own.key, plan.hash, [], own.folder / RUN / RECEIPTS)
+    receipts = Receipts(own.key, plan.original_hash, [], own.folder / RUN / RECEIPTS)
     for j, contact in contacts.items():
         if contact is not None and contact.about is not None:
             receipts.check(j, contact.about.served)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from pdsl.peer.amendment import MAX_NUMBER, Amendment
@@ -20,7 +21,7 @@ def join(own: Identity, plan: TrainingPlan, amendments: Sequence[Amendment] = ()
     Existing pins stay unchanged: joining again does not restore a revoked certificate. Without amendments, those that
     the folder has of this plan are kept.
     """
-    chain = Chain(plan, amendments or _read_amendments(own, plan))
+    chain = Chain(plan, amendments or read_amendments(own.folder, plan))
     stage = chain.newest
     me = stage.agent(own.card.name)
     # After the first charge the card may differ: the key was renewed, and neighbours pinned the new certificate.
@@ -57,7 +58,7 @@ def load_chain(own: Identity) -> Chain:
     if not (own.folder / PLAN).exists():
         raise PdslError(f"{own.folder} has not joined a plan; run: pdsl peer join {own.folder} plan.toml")
     plan = TrainingPlan.read(own.folder / PLAN)
-    chain = Chain(plan, _read_amendments(own, plan), lambda number: _read_amendment(own, plan, number))
+    chain = Chain(plan, read_amendments(own.folder, plan), lambda number: _read_amendment(own.folder, plan, number))
     chain.newest.agent(own.card.name)
     return chain
 
@@ -67,22 +68,28 @@ def load_plan(own: Identity) -> StagePlan:
     return load_chain(own).newest
 
 
+def load_current_stage(own: Identity) -> StagePlan:
+    """Load the plan with the amendments that are in force after the last charged round."""
+    chain, marker = load_chain(own), read_charge_marker(own)
+    return chain.at(chain.find_span(own.card).clamp(1 if marker is None else marker.round + 1))
+
+
 def store_amendment(own: Identity, amendment: Amendment) -> None:
     (own.folder / AMENDMENTS).mkdir(exist_ok=True)
     write_whole(own.folder / AMENDMENTS / _file_name(amendment.number), amendment.to_toml().encode())
 
 
-def _read_amendments(own: Identity, plan: TrainingPlan) -> list[Amendment]:
+def read_amendments(folder: Path, plan: TrainingPlan) -> list[Amendment]:
     """Amendments of this plan in the folder."""
     found: list[Amendment] = []
-    while (following := _read_amendment(own, plan, len(found) + 1)) is not None:
+    while (following := _read_amendment(folder, plan, len(found) + 1)) is not None:
         found.append(following)
     return found
 
 
-def _read_amendment(own: Identity, plan: TrainingPlan, number: int) -> Amendment | None:
+def _read_amendment(folder: Path, plan: TrainingPlan, number: int) -> Amendment | None:
     """Amendment with a number; None if there is none, or if it belongs to another plan."""
-    path = own.folder / AMENDMENTS / _file_name(number)
+    path = folder / AMENDMENTS / _file_name(number)
     if number > MAX_NUMBER or not path.exists():
         return None
     found = Amendment.read(path)

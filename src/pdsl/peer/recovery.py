@@ -17,7 +17,8 @@ from pdsl.peer.ledger import PeerLedger
 from pdsl.peer.membership import check_charge_marker, write_charge_marker
 from pdsl.peer.noise_log import find_draws, find_generations
 from pdsl.peer.plan import TrainingPlan
-from pdsl.peer.receipts import Receipts
+from pdsl.peer.receipts import KEY_FILE, Receipts
+from pdsl.peer.stages import Chain, StagePlan
 from pdsl.peer.status import Events
 from pdsl.peer.transport import Loop, Transport
 from pdsl.runs.directory import LEDGER, RunDirectory
@@ -38,26 +39,45 @@ class Recovery(NamedTuple):
         return len(self.after.charges) - len(self.before.charges)
 
 
-def recover(own: Identity, plan: TrainingPlan, loop: Loop, listen: str | None = None) -> Recovery:
+def recover(own: Identity, chain: Chain, loop: Loop, listen: str | None = None) -> Recovery:
     """Charge what the ledger lacks, according to the neighbours, the logs and the marker of charges."""
-    marker = check_charge_marker(own, plan)
+    marker, span = check_charge_marker(own, chain.newest), chain.find_span(own.card)
     directory = RunDirectory(own.folder / RUN)
+    if not ((directory.path / KEY_FILE).exists() or chain.has_first_card(own.card)):
+        raise PdslError(
+            f"{directory.path / KEY_FILE} is missing and the key is not that of the plan, so receipts cannot be"
+            " verified; restore the file from a backup"
+        )
     directory.path.mkdir(exist_ok=True)
     with directory.lock():
-        empty = empty_ledger(plan, plan.agent(own.card.name))
         stored = directory.read(LEDGER)
-        before = empty if stored is None else empty.restore(stored, str(directory.path / LEDGER))
-        receipts = collect_receipts(own, plan, loop, listen)
-        after = _charge_logged(before, directory.path)
         rounds = [row["round"] for row in directory.rows() if "absent" not in row]
-        last = max([after.last_round, receipts.proven_round, 0 if marker is None else marker.round, *rounds])
+        rounds += [0 if marker is None else marker.round, *(t for _, (t, *_) in find_draws(directory.path))]
+        charged = _restore(own, chain.at(span.first), stored).last_round
+        receipts = collect_receipts(own, chain.at(span.clamp(1 + max(charged, *rounds))), loop, listen)
+        last = max(charged, receipts.proven_round, *rounds)
+        stage = chain.at(span.clamp(last))
+        before = _restore(own, stage, stored)
+        after = _charge_logged(before, directory.path)
         missing = max(receipts.proven_charges - len(after.charges), last - after.last_round)
         if missing > 0 or (receipts.proven_round == last > 0 and not _has_vectors(before, directory.path)):
             after = _charge_unknown(after, last, 1 + missing, find_generations(directory.path))
         if after.charges != before.charges:
-            directory.write(LEDGER, after.to_json([card.name for card in plan.members]).encode())
-            write_charge_marker(own, plan, after.last_round)
+            known = before.stage_of(charged)
+            if (chain.at(span.first).hash if known is None else known.stage) != stage.hash:
+                raise PdslError(
+                    f"{own.folder} lacks charges between rounds {charged} and {last}, and an amendment came into force"
+                    " between them, so their noise is unknown; restore the newest copy"
+                )
+            directory.write(LEDGER, after.to_json([card.name for card in stage.members]).encode())
+            write_charge_marker(own, stage, after.last_round)
     return Recovery(before, after, receipts.proven_round)
+
+
+def _restore(own: Identity, stage: StagePlan, stored: bytes | None) -> PeerLedger:
+    """The stored ledger, for charges in a stage."""
+    empty = empty_ledger(stage, stage.agent(own.card.name))
+    return empty if stored is None else empty.restore(stored, str(own.folder / RUN / LEDGER))
 
 
 def _has_vectors(ledger: PeerLedger, run: Path) -> bool:

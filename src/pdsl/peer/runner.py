@@ -75,7 +75,7 @@ def run(
     try:
         directory = open_directory(own, newest)
         with directory.lock():
-            t = min(span.last, max(span.first, find_next_round(directory)))
+            t = span.clamp(find_next_round(directory))
             events = Events(directory.path / "events.jsonl", on_event)
             outcome: JsonDict | _PeerRun = _PeerRun(own, _with_engine(chain.at(t), engine), loop, directory, events)
             while isinstance(outcome, _PeerRun):

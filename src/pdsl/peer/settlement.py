@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from pdsl.peer.experiment import build_public_experiment
 from pdsl.peer.identity import CARD, PINS, PLAN, PeerInfo
+from pdsl.peer.membership import read_amendments
 from pdsl.peer.plan import TrainingPlan
 from pdsl.peer.statement import Statement
 from pdsl.peer.statement_reader import StatementReader
@@ -52,6 +53,11 @@ def settle(where: Path, paths: Sequence[Path], cards: Sequence[Path] = ()) -> Se
     """
     folder, file = (where, where / PLAN) if where.is_dir() else (where.parent, where)
     plan = TrainingPlan.read(file)
+    if read_amendments(folder, plan):
+        raise PdslError(
+            f"{folder}: the plan has amendments, and a settlement needs the same members in all rounds; there is none"
+            " for this plan"
+        )
     e = build_public_experiment(plan, folder)
     public = find_groups(e)
     if public is None:

@@ -95,6 +95,10 @@ class Span(NamedTuple):
     first: int
     last: int
 
+    def clamp(self, t: int) -> int:
+        """The round of this span that is nearest to t."""
+        return min(self.last, max(self.first, t))
+
 
 class Chain:
     """A plan and its amendments. It grows while a peer runs, and never changes otherwise."""
@@ -167,6 +171,11 @@ class Chain:
         """Whether a card replaced an earlier one of the same member."""
         cards = [card for stage in self._stages if (card := stage.card(own.name)) is not None]
         return own.certificate in {card.certificate for card in cards} - {cards[0].certificate}
+
+    def has_first_card(self, own: PeerInfo) -> bool:
+        """Whether a card has the certificate with which its member came into the plan."""
+        cards = [card for stage in self._stages if (card := stage.card(own.name)) is not None]
+        return own.certificate == cards[0].certificate
 
     def replaced_cards(self, stage: StagePlan) -> list[PeerInfo]:
         """Cards of earlier stages whose certificates are not those of a stage any more."""

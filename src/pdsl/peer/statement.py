@@ -18,6 +18,7 @@ from pdsl.peer.identity import Identity
 from pdsl.peer.ledger import PeerLedger
 from pdsl.peer.plan import TrainingPlan
 from pdsl.peer.signatures import sign
+from pdsl.peer.stages import StagePlan
 from pdsl.runs.directory import RunDirectory
 from pdsl.shapley.coalitions import Values
 from pdsl.shapley.masses import estimate_totals
@@ -88,14 +89,19 @@ def canonical(values: JsonDict) -> bytes:
 
 def write_statement(
     own: Identity,
-    plan: TrainingPlan,
+    stage: StagePlan,
     directory: RunDirectory,
     state: State,
     rows: Sequence[RoundRecord],
     ledger: PeerLedger,
 ) -> str | None:
-    """Write the signed statement into a run directory. Returns its path; None if the run measured nothing."""
-    made = make_statement(plan, plan.agent(own.card.name), state, rows, ledger)
+    """Write the signed statement into a run directory. Returns its path; None if there is none.
+
+    A run that measured nothing has no statement. A plan with amendments has none either: its measurements are of
+    different members and noise levels.
+    """
+    amended = bool(stage.chain.amendments)
+    made = None if amended else make_statement(stage, stage.agent(own.card.name), state, rows, ledger)
     if made is None:
         directory.remove(STATEMENT)
         return None
