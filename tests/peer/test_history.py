@@ -175,6 +175,31 @@ def test_a_recorded_loss_and_an_interrupted_round_are_no_faults() -> None:
     assert check([ada, ben]) == [] and count_doubly_stochastic([ada, ben]) == (1, 3)
 
 
+def test_epsilon_of_a_history_counts_each_generation_with_the_noise_of_its_stage() -> None:
+    ada, ben = make_peer(0), make_peer(1)
+    later = {**MECHANISM, "sigma": 0.08}
+    for peer in (ada, ben):
+        peer.past = [{"since": 1, "members": [0, 1], "mechanism": MECHANISM}]
+        peer.mechanism, peer.since = later, 2
+        move_to_generation(peer, 3, 2)
+        spent = ((Mechanism(**MECHANISM), 2), (Mechanism(**later), 1))  # type: ignore[arg-type]
+        peer.stated_epsilon = epsilon(spent, DELTA)
+    assert check([ada, ben]) == []
+    ada.past[0]["mechanism"] = later
+    assert [fault.rule for fault in check([ada, ben])] == ["epsilon"]
+
+
+def move_to_generation(peer: Peer, t: int, generation: int) -> None:
+    """Let round t have a later generation, as after an amendment."""
+    moved = [entry for entry in peer.logs[1] if entry[0][1] == t]
+    peer.logs[1] = [entry for entry in peer.logs[1] if entry[0][1] != t]
+    peer.logs[generation] = [((generation, *draw[1:]), found) for draw, found in moved]
+    for line in peer.lines:
+        if line.get("round") == t and "generation" in line:
+            line["generation"] = generation
+    peer.charges = [(at, generation if at == t else n, agents) for at, n, agents in peer.charges]
+
+
 def test_a_history_has_one_line_per_message_and_continues_after_a_cut(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     path = tmp_path / "run" / "history.jsonl"
@@ -198,7 +223,9 @@ def test_the_report_of_a_folder_has_counts_and_faults(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     ada = make_peer(0)
-    values = {"name": "ada", "agent": 0, "mechanism": MECHANISM, "delta": DELTA, "charges": [[1, 1, [1]], [2, 1, [1]]]}
+    charges = [[1, 1, [1]], [2, 1, [1]]]
+    stage = {"mechanism": MECHANISM, "members": [0, 1], "since": 1, "past": []}
+    values = {"name": "ada", "agent": 0, "delta": DELTA, "charges": charges, **stage}
     (run / "ledger.json").write_text(json.dumps(values))
     (run / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ada.lines))
     (run / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ada.rows))

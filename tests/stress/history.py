@@ -54,6 +54,8 @@ class Peer:
     mechanism: dict[str, Any] | None = None
     delta: float = 0.0
     members: list[int] = field(default_factory=list)  # neighbourhood, with the agent itself
+    since: int = 1  # first generation with this neighbourhood and mechanism
+    past: list[Line] = field(default_factory=list)  # earlier ones, with since, members and mechanism
     logs: dict[int, list[tuple[Draw, str]]] = field(default_factory=dict)  # by generation
     rows: list[Line] = field(default_factory=list)
     names: list[str] = field(default_factory=list)  # of all agents
@@ -94,6 +96,12 @@ class Peer:
         done = {row["round"] for row in self.rows if not row.get("absent")}
         return {line["round"]: line for line in self.of("mixed") if line["round"] in done}
 
+    def stage(self, generation: int) -> tuple[list[int], Mechanism]:
+        """Neighbourhood and mechanism of a generation. An amendment of the plan changes them for later generations."""
+        now = {"since": self.since, "members": self.members, "mechanism": self.mechanism}
+        found = [stage for stage in [*self.past, now] if stage["since"] <= generation][-1]
+        return found["members"], Mechanism(**found["mechanism"])
+
     def of(self, kind: str) -> Iterator[Line]:
         return (line for line in self.lines if line["do"] == kind)
 
@@ -111,6 +119,7 @@ def load(folder: Path, lines: list[Line] | None = None) -> Peer:
     ledger = json.loads((run / "ledger.json").read_text())
     peer = Peer(ledger["name"], ledger["agent"], lines, mechanism=ledger["mechanism"], delta=ledger["delta"])
     peer.charges = [(t, generation, frozenset(peers)) for t, generation, peers in ledger["charges"]]
+    peer.members, peer.since, peer.past = ledger["members"], ledger["since"], ledger["past"]
     peer.rows = _read_lines(run / "rows.jsonl")
     for path in run.glob("sent-*.log"):
         number = int(path.stem.partition("-")[2])
@@ -120,7 +129,6 @@ def load(folder: Path, lines: list[Line] | None = None) -> Peer:
     if (run / "setup.json").exists():
         setup = json.loads((run / "setup.json").read_text())
         peer.names = setup.get("names", [])
-        peer.members = sorted({peer.agent, *(edge[1] for edge in setup.get("edges", ()))})
     if (run / "summary.json").exists():
         peer.stated_epsilon = json.loads((run / "summary.json").read_text())["epsilon"]
     return peer
@@ -226,14 +234,12 @@ def check_epsilon(peer: Peer) -> Found:
         return
     ledger = {(t, generation) for t, generation, _ in peer.charges}
     size = {(line["round"], line["generation"]): (line["messages"], line["steps"]) for line in peer.of("charged")}
-    whole = Mechanism(**peer.mechanism)
     spent: Counter[Mechanism] = Counter()
     for key, agents in peer.charged.items():
         if key in ledger or peer.vectors.get(key):
+            members, whole = peer.stage(key[1])
             scale = whole.sigma_scale and tuple(
-                factor
-                for j, factor in zip(peer.members, whole.sigma_scale, strict=True)
-                if j in agents or j == peer.agent
+                factor for j, factor in zip(members, whole.sigma_scale, strict=True) if j in agents or j == peer.agent
             )
             spent[replace(whole, messages=size[key][0], steps=size[key][1], sigma_scale=scale)] += 1
     unseen = [key for key in ledger if key not in peer.charged]  # charged by a process that was killed at once

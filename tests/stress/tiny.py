@@ -22,14 +22,17 @@ import torch
 from torch import Tensor
 
 from pdsl.config import validate
-from pdsl.peer import noise_log, runner
+from pdsl.peer import experiment, noise_log, progress, runner
 from pdsl.peer.calls import Calls
 from pdsl.peer.client import Client
 from pdsl.peer.history import History
 from pdsl.peer.http1 import Exchange
 from pdsl.peer.identity import Identity
+from pdsl.peer.ledger_file import open_directory
 from pdsl.peer.noise_log import LoggedNoise
 from pdsl.peer.plan import TaskDescription, Timeouts, TrainingPlan
+from pdsl.peer.stages import Chain
+from pdsl.peer.status import Events
 from pdsl.peer.transport import Transport
 from pdsl.privacy import Mechanism
 from pdsl.utils.errors import PdslError
@@ -71,6 +74,10 @@ def write_folder(folder: Path, plan: TrainingPlan) -> None:
 @cache
 def mechanism(degree: int) -> Mechanism:
     return Mechanism(SIGMA, SENSITIVITY, messages=degree + 1, rate=RATE, dimension=D)
+
+
+def _mechanisms(plan: TrainingPlan) -> list[Mechanism]:
+    return [mechanism(len(plan.neighbours(i))) for i in range(len(plan.members))]
 
 
 class _Workers:
@@ -197,9 +204,11 @@ class Simulated:
 
     def train(self) -> float:
         """Run the real round loop. Returns ε."""
-        directory = runner._open_directory(self._own, self._plan)
+        stage = Chain(self._plan).newest
+        directory = open_directory(self._own, stage)
+        events = Events(directory.path / "events.jsonl")
         self._peer = runner._PeerRun.__new__(runner._PeerRun)  # known before a crash in its constructor
-        self._peer.__init__(self._own, self._plan, self._process, directory)
+        self._peer.__init__(self._own, stage, self._process, directory, events)
         found: float = self._peer.train(None, lambda row: None)["epsilon"]
         return found
 
@@ -226,10 +235,10 @@ def _build_experiment(
 
 
 def _finish(peer: Any) -> dict[str, Any]:
-    progress = peer.progress
-    if progress.state is None or not progress.rows:
+    p = peer.progress
+    if p.state is None or not p.rows:
         raise PdslError("no round was run: the budget or the neighbours did not allow one")
-    return {"epsilon": progress.ledger.epsilon}
+    return {"epsilon": p.ledger.epsilon}
 
 
 @contextmanager
@@ -244,16 +253,22 @@ def installed(rng: random.Random) -> Iterator[None]:
         "load_data": lambda own, plan: (None, None, SimpleNamespace(y=None)),
         "build_network": lambda *arguments: network,
         "build_experiment": _build_experiment,
-        "agreed_mechanisms": lambda plan: [mechanism(len(plan.neighbours(i))) for i in range(len(plan.members))],
+        "check_records": lambda *arguments: None,
+        "pin_stage": lambda *arguments: None,
         "run_round": _train,
-        "initial_state": lambda e: _State(torch.zeros(1, D)),
+        "keep_sums": lambda config, before, after, lost: after,
         "make_state": lambda config, x: _State(x),
-        "restore_state": lambda config, tensors: _State(tensors["x"]),
         "state_tensors": lambda state: {"x": state.x},
+    }
+    loaded = {
+        "initial_state": lambda e: _State(torch.zeros(1, D)),
+        "restore_state": lambda config, tensors: _State(tensors["x"]),
     }
     secrets = SimpleNamespace(token_bytes=rng.randbytes)
     with (
         mock.patch.multiple(runner, **replaced),
+        mock.patch.multiple(progress, **loaded),
+        mock.patch.object(experiment, "agreed_mechanisms", _mechanisms),
         mock.patch.multiple(runner._PeerRun, _finish=_finish, _write_setup=lambda peer: None),
         mock.patch.object(noise_log, "secrets", secrets),
     ):
