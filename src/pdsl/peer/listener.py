@@ -70,6 +70,9 @@ class Listener:
         return found
 
     async def stop(self) -> None:
+        for at in self._sockets:
+            if at.fileno() >= 0:  # not closed yet; a caller at this moment would find a cancelled accept
+                asyncio.get_running_loop().remove_reader(at)
         tasks = [*self._accepting, *self._handshakes, *self._serving]
         for task in tasks:
             task.cancel()
