@@ -16,6 +16,7 @@ from torch import Tensor
 from pdsl.peer.amending import apply, propose, sign
 from pdsl.peer.amendment import Amendment
 from pdsl.peer.engine import PeerEngine
+from pdsl.peer.health import check_health
 from pdsl.peer.identity import Identity
 from pdsl.peer.membership import join
 from pdsl.peer.plan import Timeouts
@@ -135,6 +136,7 @@ def test_one_of_eight_leaves_and_a_ninth_joins(tmp_path: Path, loop: Loop, monke
     generations = {t: n for t, n, _ in ledger(cleo)["charges"]}
     assert generations[7] < generations[8] < generations[13]  # no noise of one graph is used in another
     assert check([load(member.folder) for member in everyone]) == []
+    assert all(check_health(member.folder).healthy for member in everyone)  # also after a departure
     assert all(summary["statement"] is None for summary in summaries.values())
     with refused("the plan has amendments", "the same members in all rounds"):
         settle(cleo.folder, [cleo.folder / "run" / "statement.json"])

@@ -39,10 +39,10 @@ def test_a_crash_at_any_step_of_the_round_loop_keeps_all_invariants() -> None:
 
 # Each planted fault with a schedule that finds it: the first one among the numbers 0, 1, 2, …
 # One needs two crashes at certain steps.
-TWO_CRASHES = [Crash(1, "step", 69, restart_after=0.1), Crash(1, "step", 62, power=True, restart_after=0.3)]
+TWO_CRASHES = [Crash(1, "step", 74, restart_after=0.1), Crash(1, "step", 67, power=True, restart_after=0.3)]
 FOUND_BY: dict[str, int | Schedule] = {
     "charge_after_send": 1,
-    "noise_of_the_last_process": 635,
+    "noise_of_the_last_process": 296,
     "message_of_another_round": 0,
     "one_sided_exclusion": 0,
     "repeated_round_without_a_record": 33,

@@ -15,12 +15,9 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 import tomli_w
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from pdsl.peer.identity import Identity, PeerInfo, check_name, parse_toml, read_toml
+from pdsl.peer.signatures import is_signed, sign
 from pdsl.utils.errors import PdslError
 from pdsl.utils.types import JsonDict
 
@@ -29,7 +26,7 @@ MAX_NUMBER = 999  # amendments of a plan
 MAX_ROUND = 10**9
 MAX_NAMES = 1000  # neighbours or signatures in an amendment
 KIND = "signed amendment"  # of file
-DOMAIN = b"pdsl amendment\0"  # precedes the content in what is signed: a signature of anything else is no signature
+PURPOSE = "amendment"  # of the signatures
 SHA256 = re.compile("[0-9a-f]{64}")
 SIGNATURE = re.compile("(?:[0-9a-f]{2}){8,72}")  # DER, as hex
 
@@ -77,21 +74,12 @@ class Amendment:
 
     def sign(self, own: Identity) -> "Amendment":
         """Add the signature of an organisation."""
-        key = serialization.load_pem_private_key(own.key, None)
-        assert isinstance(key, ec.EllipticCurvePrivateKey)  # `Identity.load` compares it with the certificate
-        signature = key.sign(DOMAIN + self.content, ec.ECDSA(hashes.SHA256())).hex()
-        return replace(self, signatures={**self.signatures, own.card.name: signature})
+        return replace(self, signatures={**self.signatures, own.card.name: sign(own, PURPOSE, self.content)})
 
     def is_signed_by(self, card: PeerInfo) -> bool:
         """Whether there is a valid signature under a card's name, made with the key of its certificate."""
-        key = x509.load_pem_x509_certificate(card.certificate.encode()).public_key()
-        assert isinstance(key, ec.EllipticCurvePublicKey)  # as in all cards
-        try:
-            signature = bytes.fromhex(self.signatures[card.name])
-            key.verify(signature, DOMAIN + self.content, ec.ECDSA(hashes.SHA256()))
-        except (KeyError, InvalidSignature):
-            return False
-        return True
+        signature = self.signatures.get(card.name)
+        return signature is not None and is_signed(card.certificate, PURPOSE, self.content, signature)
 
     def describe(self) -> str:
         """Describe the change in one line."""

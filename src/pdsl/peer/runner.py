@@ -302,7 +302,7 @@ class _PeerRun:
             budget=self.progress.ledger.budget,
             refused=self.events.counts["refused"],
             neighbours=self.transport.neighbour_statuses(),
-            completed=self.progress.t > self.plan.config.rounds,
+            completed=self.progress.t > self.plan.chain.find_span(self.own.card).last,
             network_pause=self.transport.calls.pause,
         )
 
