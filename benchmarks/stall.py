@@ -28,6 +28,7 @@ MARGIN = 0.2  # seconds before a deadline
 
 def member(folder: str, rounds: int, work: float, stall: float, results: Any) -> None:
     """Run all rounds in this process. Puts the name, the seconds and the seconds waited for each neighbour."""
+    from pdsl.peer.attendance import QuorumError
     from pdsl.peer.identity import Identity
     from pdsl.peer.membership import load_plan
     from pdsl.peer.status import Events
@@ -46,8 +47,10 @@ def member(folder: str, rounds: int, work: float, stall: float, results: Any) ->
             peer.exchange(t, phase, dict.fromkeys(peer.state.present, v))
         ran += not result.jump
         t = result.jump or t + 1
-        if t <= rounds:
-            result = peer.roll_call(t)
+        try:
+            result = peer.roll_call(t) if t <= rounds else result
+        except QuorumError:  # the others have finished
+            break
     seconds = time.monotonic() - began
     results.put((own.card.name, seconds, ran, peer.waited_for()))
     peer.finish()
@@ -61,7 +64,7 @@ def measure(members: int, rounds: int, deadline: float, work: float, stall: floa
     context = mp.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="pdsl-stall-") as folder:
         addresses = [f"127.0.0.1:{port}" for port in free_ports(members)]
-        timeouts = {"silence": 20.0, "patience": 10.0, "deadline": deadline, "start": 120.0}
+        timeouts = {"silence": 20.0, "patience": 10.0, "deadline": deadline, "start": 30.0}
         settings = ["model.name=softmax", "graph.kind=full", f"rounds={rounds}"]
         create_organisations(Path(folder), addresses, settings, timeouts)
         results = context.Queue()

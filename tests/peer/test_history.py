@@ -207,7 +207,7 @@ def test_a_history_has_one_line_per_message_and_continues_after_a_cut(tmp_path: 
     history = History(path)
     history.start(0, "a" * 64)
     for _ in range(3):  # a neighbour that fetches it again and again
-        history.send(1, message)
+        history.send(1, 1, 0, message)
     history.receive(1, 1, 0, message)
     history.close()
     path.write_bytes(path.read_bytes() + b'{"do": "cut')

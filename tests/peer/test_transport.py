@@ -300,7 +300,7 @@ def test_a_goodbye_ends_a_roll_call_and_an_exchange_that_wait_for_the_peer(tmp_p
         start = time.monotonic()
         waiting = [pool.submit(exchange(1, 0), peer) for peer in hood.peers[:2]]
         time.sleep(1.0)
-        loop.run(hood.peers[2]._say_goodbye())
+        hood.peers[2].say_goodbye()
         assert [set(life.result(30)) for life in waiting] == [{1}, {0}]
         assert [life.result(30).present for life in [pool.submit(p.roll_call, 2) for p in hood.peers[:2]]] == [{1}, {0}]
         assert time.monotonic() - start < 20
@@ -314,6 +314,6 @@ def test_a_goodbye_during_a_roll_call_ends_the_wait(tmp_path: Path, loop: Loop) 
         start = time.monotonic()
         waiting = [pool.submit(peer.roll_call, 2) for peer in hood.peers[:2]]
         time.sleep(1.0)
-        loop.run(hood.peers[2]._say_goodbye())
+        hood.peers[2].say_goodbye()
         assert [life.result(30).present for life in waiting] == [{1}, {0}]
         assert time.monotonic() - start < 20

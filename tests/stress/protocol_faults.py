@@ -73,8 +73,8 @@ def message_of_another_round() -> AbstractContextManager[None]:
     find, decode = ServerState._find_response, client.decode
 
     def find_any(self: ServerState, j: int, t: int, phase: int) -> bytes | None:
-        found, (_, _, old) = find(self, j, t, phase), self._previous
-        return self._send(j, old[phase, j]) if found is None and (phase, j) in old else found
+        found, (before, _, old) = find(self, j, t, phase), self._previous
+        return self._send(j, before, phase, old[phase, j]) if found is None and (phase, j) in old else found
 
     def decode_any(content: bytes, expected: Any, d: int) -> Any:
         size = int.from_bytes(content[:8], "little")

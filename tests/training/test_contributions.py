@@ -53,6 +53,18 @@ def test_parties_with_the_same_sums_have_the_same_value(result: pdsl.Result) -> 
     assert values[0] == pytest.approx(values[1])
 
 
+def test_a_party_that_splits_changes_the_others_by_less_than_the_interval(result: pdsl.Result) -> None:
+    e = result.experiment
+    sums = sums_by_sender(e, result.state)
+    game = build_game(e, result.evaluation.mean, 20)
+    whole = account_from_sums(sums, game, e.agent_names, 0.1, 0.9, np.random.default_rng(0))
+    sums[:, 0, -1] /= 2  # half of the records
+    halves = np.concatenate([sums, sums[:, :1]], axis=1)
+    split = account_from_sums(halves, game, (*e.agent_names, "twin"), 0.1, 0.9, np.random.default_rng(0))
+    assert (np.abs(split.values[1:5] - whole.values[1:]) < whole.margins[1:]).all()
+    assert split.values[0] == pytest.approx(split.values[5])
+
+
 def test_a_value_of_the_game_depends_on_the_members_only(result: pdsl.Result) -> None:
     e = result.experiment
     game = build_game(e, result.evaluation.mean, 20)

@@ -41,10 +41,9 @@ class History:
         draws = [[*draw[1:], digest[:DIGEST]] for draw, digest in digests.items()]
         self._write({"do": "made", "round": t, "generation": generation, "draws": draws})
 
-    def send(self, j: int, content: bytes) -> None:
-        """Record that a message can leave, with its own header, unless the same one has left before."""
-        header, digest = _read_header(content), _vector_digest(content)
-        t, phase = int(header["round"]), int(header["phase"])
+    def send(self, j: int, t: int, phase: int, content: bytes) -> None:
+        """Record that a message can leave, unless the same one has left before."""
+        digest = _vector_digest(content)
         if self._sent.get((t, phase, j)) == digest:
             return
         self._write({"do": "sent", "round": t, "phase": phase, "to": j, "digest": digest})
@@ -82,12 +81,6 @@ def _vector_digest(message: bytes) -> str:
     """Digest of the numbers of a message: for a noisy vector, the one in the noise log."""
     header = int.from_bytes(message[:8], "little")
     return hashlib.sha256(memoryview(message)[8 + header :]).hexdigest()[:DIGEST]
-
-
-def _read_header(message: bytes) -> dict[str, str]:
-    size = int.from_bytes(message[:8], "little")
-    found: dict[str, str] = json.loads(message[8 : 8 + size])["__metadata__"]
-    return found
 
 
 def _open(path: Path) -> int:

@@ -54,7 +54,7 @@ class ServerState:
         self._messages: dict[tuple[int, int], bytes] = {}  # (phase, receiver)
         self._previous: tuple[int, frozenset[int], dict[tuple[int, int], bytes]] = (0, frozenset(), {})
         self._fetched: set[tuple[int, int]] = set()
-        self.on_send: Callable[[int, bytes], None] = lambda j, content: None
+        self.on_send: Callable[[int, int, int, bytes], None] = lambda j, t, phase, content: None
         self._changed = asyncio.Event()
 
     def begin_roll_call(self, t: int) -> None:
@@ -168,7 +168,7 @@ class ServerState:
         """Return the message to j of a phase of round t, or an Answer."""
         self.record_call(j, t)
         if phase == MODEL_PHASE:
-            return self._encoded_answer("wait", j) if self.model is None else self._send(j, self.model)
+            return self._encoded_answer("wait", j) if self.model is None else self._send(j, 0, phase, self.model)
         until = time.monotonic() + self.poll
         while True:
             response = self._find_response(j, t, phase)
@@ -191,10 +191,10 @@ class ServerState:
             return None
         if current:
             self._fetched.add((phase, j))
-        return self._send(j, messages[phase, j])
+        return self._send(j, number, phase, messages[phase, j])
 
-    def _send(self, j: int, content: bytes) -> bytes:
-        self.on_send(j, content)
+    def _send(self, j: int, t: int, phase: int, content: bytes) -> bytes:
+        self.on_send(j, t, phase, content)
         return VECTOR + self.receipts.attach(j) + content
 
     def _answer(self, state: str, j: int) -> Answer:
