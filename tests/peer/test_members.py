@@ -172,6 +172,7 @@ def test_a_silent_member_is_removed_and_rounds_continue(tmp_path: Path, loop: Lo
     assert [summary["rounds"] for summary in summaries] == [6, 6, 6]
     assert present(cleo, 6) == ["ada", "dora"] and present(ada, 6) == ["cleo"]
     assert present(cleo, 4) == ["dora"] and all(ledger_matches_log(site(member)) for member in (ada, cleo, dora))
+    assert check([load(member.folder) for member in (ada, cleo, dora)]) == []
 
 
 def test_a_crash_in_the_first_round_after_an_amendment_changes_nothing(
@@ -207,6 +208,7 @@ def test_a_crash_in_the_first_round_after_an_amendment_changes_nothing(
     assert [present(members[0], t) for t in (2, 3)] == [["ben", "dora"], ["ben", "cleo"]]
     assert all(ledger_matches_log(site(member)) for member in members)
     assert [charge[0] for charge in ledger(members[0])["charges"]] == [1, 2, 3, 4, 5]  # repeated with the same bytes
+    assert check([load(member.folder) for member in members]) == []
     assert run(members[3], loop)["rounds_run"] == 2  # a member that left does not train again
 
 
@@ -255,6 +257,7 @@ def test_a_new_machine_continues_with_the_ledger_of_the_old_one(tmp_path: Path, 
     assert [charge for charge in charges if charge[0] < 4] == ledger(ada)["charges"]
     assert max(t for t, _, _ in charges) == 8
     assert moved["epsilon"] <= 8.0 and ledger_matches_log(site(fresh))
+    assert check([load(member.folder) for member in (fresh, *members[1:])]) == []
     assert {n for t, n, _ in charges if t < 4}.isdisjoint({n for t, n, _ in charges if t >= 4})
     for member in members[1:]:
         pinned = (member.folder / "pins" / "ada.pem").read_text()

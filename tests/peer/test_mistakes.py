@@ -92,6 +92,8 @@ STATUS = {
     "budget": 8.0,
     "refused": 0,
     "neighbours": [{"name": "ben", "state": "here", "in_round": True, "round": 2, "heard_seconds_ago": 0.1}],
+    "completed": False,
+    "network_pause": 0.0,
 }
 
 

@@ -23,6 +23,12 @@ def test_peers_without_faults_run_all_rounds_together() -> None:
     assert outcome.rounds_run == 16 and outcome.doubly_stochastic == 4
 
 
+def test_a_member_leaves_by_an_amendment_and_the_others_run_all_rounds() -> None:
+    outcome = simulate(Schedule(0, kind="line", peers=4, rounds=4, leaves=3))
+    assert outcome.faults == [] and outcome.ends == [["finished"]] * 4
+    assert outcome.rounds_run == 3 * 4 + 2 and outcome.doubly_stochastic == 4
+
+
 @pytest.mark.slow
 def test_random_schedules_keep_all_invariants() -> None:
     result = search(draw_schedule(number) for number in range(RANDOM))

@@ -3,11 +3,11 @@
     python -m tests.stress.simulation --schedules 100000 [--first 0] [--seconds 600] [--out FILE]
     python -m tests.stress.simulation --every-crash
 
-A schedule is a number. It determines peers, graph, rounds, the order and time of every delivery, lost and repeated
-requests, cut lines, crashes and power failures. The round loop, roll call, client, server, ledger, noise log and
-checkpoints are those of `pdsl.peer`. Only the training step is a stand-in: a tiny one, with the real noise.
-After each schedule the histories of all peers are checked (`tests/stress/history.py`). Schedules are independent, so a
-range can be split between processes or continued with `--first`. Prints one JSON object.
+A schedule is a number. It determines peers, graph, rounds, a member that leaves by an amendment, the order and time of
+every delivery, lost and repeated requests, cut lines, crashes and power failures. The round loop, roll call, client,
+server, ledger, noise log and checkpoints are those of `pdsl.peer`. Only the training step is a stand-in: a tiny one,
+with the real noise. After each schedule the histories of all peers are checked (`tests/stress/history.py`). Schedules
+are independent, so a range can be split between processes or continued with `--first`. Prints one JSON object.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from typing import Any
 from unittest import mock
 
 from tests.stress import history
-from tests.stress.tiny import Simulated, installed, make_plan, write_folder
+from tests.stress.tiny import Simulated, installed, make_chain, make_plan, write_folder
 from tests.stress.world import Cut, Disk, Network, Process, World
 
 MAX_SECONDS = 600.0  # simulated, of a schedule
@@ -66,6 +66,7 @@ class Schedule:
     cuts: list[Cut] = field(default_factory=list)
     pauses: dict[int, float] = field(default_factory=dict)  # seconds that an agent computes in each round
     spread: float = 0.5  # seconds between the starts
+    leaves: int = 0  # first round without the last peer, by an amendment; 0: it stays
 
     @property
     def calm(self) -> bool:
@@ -104,6 +105,8 @@ def draw_schedule(number: int) -> Schedule:
         made.cuts.append(Cut(side, start, start + rng.choice((0.3, 1.0, 3.0, 8.0)), one_way=number % 4 == 3))
     if rng.random() < 0.3:
         made.pauses = {rng.randrange(peers): rng.choice((0.1, 0.6, 1.5))}
+    if peers > 2 and number % 16 in (9, 13):
+        made.leaves = rng.randint(2, made.rounds)
     return made
 
 
@@ -186,7 +189,15 @@ class Simulation:
         """Target of a process: one call of `pdsl peer run`."""
         own = self.members[site.agent]
         pause = self.schedule.pauses.get(site.agent, 0.0)
-        simulated = Simulated(own, self.plan, process, self.network, site.lines, site.disk.folder, pause)
+        simulated = Simulated(
+            own,
+            make_chain(self.plan, self.members, self.schedule.leaves),
+            process,
+            self.network,
+            site.lines,
+            site.disk.folder,
+            pause,
+        )
         try:
             site.epsilon = simulated.train()
             site.ends.append("finished")
@@ -276,7 +287,6 @@ class Simulation:
         for site, member in zip(self.sites, self.members, strict=True):
             if (peer := self._load(site)) is not None:
                 peer.names = [other.card.name for other in self.members]
-                peer.members = sorted({site.agent, *self.plan.neighbours(site.agent)})
                 peer.stated_epsilon = site.epsilon
                 if site.lost_files:
                     peer.lost_logs = set(peer.logs)

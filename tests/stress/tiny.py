@@ -23,6 +23,7 @@ from torch import Tensor
 
 from pdsl.config import validate
 from pdsl.peer import experiment, noise_log, progress, runner
+from pdsl.peer.amendment import Amendment
 from pdsl.peer.calls import Calls
 from pdsl.peer.client import Client
 from pdsl.peer.history import History
@@ -63,6 +64,15 @@ def make_plan(kind: str, peers: int, rounds: int) -> tuple[TrainingPlan, list[Id
     }
     task = TaskDescription(records=100, shape=(1,), classes=2, public_records=4, public="0" * 64)
     return TrainingPlan(validate(values, "simulation"), task, TIMEOUTS, tuple(m.card for m in members)), members
+
+
+def make_chain(plan: TrainingPlan, members: list[Identity], first_round: int) -> Chain:
+    """The plan, and an amendment by which the last member leaves before a round; without one if the round is 0."""
+    if first_round == 0:
+        return Chain(plan)
+    leaver = members[-1]
+    leaving = Amendment(plan.hash, 1, plan.hash, first_round, "leave", leaver.card.name)
+    return Chain(plan, [leaving.sign(leaver)])
 
 
 def write_folder(folder: Path, plan: TrainingPlan) -> None:
@@ -191,25 +201,30 @@ class Simulated:
     def __init__(
         self,
         own: Identity,
-        plan: TrainingPlan,
+        chain: Chain,
         process: Process,
         network: Network,
         lines: list[dict[str, Any]],
         folder: Path,
         pause: float,
     ):
-        self._own, self._plan, self._process = replace(own, folder=folder), plan, process
+        self._own, self._chain, self._process = replace(own, folder=folder), chain, process
         process.network, process.lines, process.pause = network, lines, pause  # type: ignore[attr-defined]
         self._peer: Any = None
 
     def train(self) -> float:
         """Run the real round loop. Returns ε."""
-        stage = Chain(self._plan).newest
-        directory = open_directory(self._own, stage)
+        span = self._chain.find_span(self._own.card)
+        directory = open_directory(self._own, self._chain.newest)
         events = Events(directory.path / "events.jsonl")
+        stage = self._chain.at(span.clamp(progress.find_next_round(directory)))
         self._peer = runner._PeerRun.__new__(runner._PeerRun)  # known before a crash in its constructor
         self._peer.__init__(self._own, stage, self._process, directory, events)
-        found: float = self._peer.train(None, lambda row: None)["epsilon"]
+        outcome: Any = self._peer
+        while isinstance(outcome, runner._PeerRun):
+            self._peer = outcome
+            outcome = outcome.train(None, lambda row: None)
+        found: float = outcome["epsilon"]
         return found
 
     def release_files(self) -> None:
@@ -263,6 +278,7 @@ def installed(rng: random.Random) -> Iterator[None]:
     loaded = {
         "initial_state": lambda e: _State(torch.zeros(1, D)),
         "restore_state": lambda config, tensors: _State(tensors["x"]),
+        "carry_over": lambda config, state, before, me, graph: state,
     }
     secrets = SimpleNamespace(token_bytes=rng.randbytes)
     with (
