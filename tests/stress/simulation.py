@@ -28,7 +28,7 @@ from typing import Any
 from unittest import mock
 
 from tests.stress import history
-from tests.stress.tiny import Simulated, installed, make_chain, make_plan, write_folder
+from tests.stress.tiny import TIMEOUTS, Simulated, installed, make_chain, make_plan, write_folder
 from tests.stress.world import Cut, Disk, Network, Process, World
 
 MAX_SECONDS = 600.0  # simulated, of a schedule
@@ -73,8 +73,9 @@ class Schedule:
         """Whether nothing happens that could exclude a peer from a round.
 
         A repeated delivery can: it counts as fetched, so after the last round a peer may end before the real one.
+        So can an answer that takes longer than the patience: the peer that waits for it is blocked.
         """
-        return not (self.crashes or self.cuts or self.loss or self.repeat) and self.slowest < 1
+        return not (self.crashes or self.cuts or self.loss or self.repeat) and self.slowest < TIMEOUTS.patience
 
 
 def draw_schedule(number: int) -> Schedule:
