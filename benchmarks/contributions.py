@@ -12,7 +12,6 @@ private records, and measures accuracy on Q instead of the test set. Finished li
 """
 
 import argparse
-import csv
 import math
 import multiprocessing
 import os
@@ -30,6 +29,7 @@ from scipy.stats import pearsonr, spearmanr
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from benchmarks import append_rows, read_rows
 from pdsl.config import validate
 from pdsl.shapley.masses import estimate_masses
 from pdsl.training.contributions import build_game, make_run_account, significant, sums_by_sender
@@ -179,13 +179,6 @@ def measure(job: Job) -> tuple[Job, list[list[Any]]]:
     return job, lines
 
 
-def read(file: Path) -> list[dict[str, str]]:
-    if not file.exists():
-        return []
-    with file.open(encoding="utf-8", newline="") as lines:
-        return list(csv.DictReader(lines))
-
-
 def table(rows: list[dict[str, str]]) -> None:
     print("| data | graph | ε | estimator | seeds | rank correlation | lowest | linear | covered | half-width |")
     print("|---" * 10 + "|")
@@ -210,21 +203,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/results/contributions"))
     asked = parser.parse_args()
     file = asked.out / f"{asked.data}.csv"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    done = {(r["data"], r["graph"], r["epsilon"], int(r["seed"])) for r in read(file)}
+    done = {(r["data"], r["graph"], r["epsilon"], int(r["seed"])) for r in read_rows(file)}
     seeds = range(asked.first_seed, asked.first_seed + asked.seeds)
     jobs = [(asked.data, g, eps, s) for eps in asked.epsilons for g in asked.graphs for s in seeds]
     with multiprocessing.get_context("spawn").Pool(asked.processes) as pool:
         for job, lines in pool.imap_unordered(measure, [job for job in jobs if job not in done]):
-            new = not file.exists()
-            with file.open("a", encoding="utf-8", newline="") as out:
-                writer = csv.writer(out, lineterminator="\n")
-                if new:
-                    writer.writerow(FIELDS)
-                for name, *numbers in lines:
-                    shown = ["" if value is None else f"{value:.4f}" for value in numbers]
-                    writer.writerow([*job, name, *shown])
-    table(read(file))
+            append_rows(file, FIELDS, [[*job, *line] for line in lines])
+    table(read_rows(file))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ neighbours), and in how many seeds the attackers have the lowest contributions. 
 """
 
 import argparse
-import csv
 import multiprocessing
 import os
 from pathlib import Path
@@ -21,6 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 
+from benchmarks import append_rows, read_rows
 from pdsl.config import validate
 from pdsl.training.contributions import make_run_account
 from pdsl.training.experiment import Experiment, prepare
@@ -71,13 +71,6 @@ def measure(job: Job) -> tuple[Job, list[float | None]]:
     return job, [accuracy, weight, lowest]
 
 
-def read(file: Path) -> list[dict[str, str]]:
-    if not file.exists():
-        return []
-    with file.open(encoding="utf-8", newline="") as lines:
-        return list(csv.DictReader(lines))
-
-
 def table(rows: list[dict[str, str]]) -> None:
     print("| misbehaviour | graph | weights | seeds | accuracy | minus uniform | weight at half time | lowest |")
     print("|---" * 8 + "|")
@@ -105,8 +98,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/results/free-riders"))
     asked = parser.parse_args()
     file = asked.out / "digits.csv"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    done = {(r["kind"], r["graph"], r["weighting"], int(r["seed"])) for r in read(file)}
+    done = {(r["kind"], r["graph"], r["weighting"], int(r["seed"])) for r in read_rows(file)}
     jobs = [
         (kind, graph, weighting, seed)
         for graph in asked.graphs
@@ -116,13 +108,8 @@ def main() -> None:
     ]
     with multiprocessing.get_context("spawn").Pool(asked.processes) as pool:
         for job, numbers in pool.imap_unordered(measure, [job for job in jobs if job not in done]):
-            new = not file.exists()
-            with file.open("a", encoding="utf-8", newline="") as out:
-                writer = csv.writer(out, lineterminator="\n")
-                if new:
-                    writer.writerow(FIELDS)
-                writer.writerow([*job, *("" if value is None else f"{value:.4f}" for value in numbers)])
-    table(read(file))
+            append_rows(file, FIELDS, [[*job, *numbers]])
+    table(read_rows(file))
 
 
 if __name__ == "__main__":

@@ -163,8 +163,8 @@ def contribution_figures(run: Run) -> list[Figure]:
         return []
     count, drawn = len(run.account.names), len(drawn_parties(run.account))
     caption = (
-        "Bars are contributions, largest first. A whisker shows where the true value may be. If a whisker crosses zero,"
-        " the party may have contributed nothing."
+        "Bars are contributions, largest first. A whisker is the interval that contains the true value in 19 of 20"
+        " cases. If it crosses zero, the party may have contributed nothing. An orange bar is below zero."
     )
     if drawn < count:
         caption += f" Drawn are the {drawn // 2} largest and the {drawn // 2} smallest of {count}."
