@@ -118,6 +118,7 @@ def make_statement(
         return None
     run = [row for row in rows if "absent" not in row]
     names = [plan.members[j].name for j in plan.graph.neighbourhood(me).tolist()]
+    parties = sums[0, :, : len(names)].cpu().numpy()  # there is room for the largest neighbourhood of the graph
     return Statement(
         plan=plan.hash,
         name=plan.members[me].name,
@@ -127,7 +128,7 @@ def make_statement(
         model=state.x[0].detach().cpu().numpy().astype(np.float32),
         measurements=tuple(
             Measurement(name, len(run) if name == plan.members[me].name else _attendance(run, name), of_party)
-            for name, of_party in zip(names, np.moveaxis(sums[0].cpu().numpy(), 1, 0), strict=True)
+            for name, of_party in zip(names, np.moveaxis(parties, 1, 0), strict=True)
         ),
     )
 

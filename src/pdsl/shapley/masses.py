@@ -67,20 +67,25 @@ class PublicGradients:
         outputs = (h @ self.layer.part(x[None])[0].T).requires_grad_()
         losses = self.layer.network.task.losses(outputs, self.labels).sum()
         (residuals,) = torch.autograd.grad(losses, outputs)
-        residuals, h = residuals.double(), h.double()
+        residuals, h = residuals.double(), h.double().nan_to_num(0.0, 0.0, 0.0)  # training may have diverged
         own = (residuals.norm(dim=1) * h.norm(dim=1)).square()
         factors = clip_factors(own if self.layer.whole else self._squared_norms(x), self.C)
         return make_basis(
-            residuals * factors[:, None], h, self.groups, 1 / self.records + 1 / len(h), self.variance, self.layer
+            (residuals * factors[:, None]).nan_to_num(0.0, 0.0, 0.0),
+            h,
+            self.groups,
+            1 / self.records + 1 / len(h),
+            self.variance,
+            self.layer,
         )
 
     def _squared_norms(self, x: Tensor) -> Tensor:
         """Squared norm of each record's gradient with respect to all parameters, [n] float64."""
         blocks = zip(split(self.inputs, self.kernel.block), torch.split(self.labels, self.kernel.block), strict=True)
-        norms = [
-            self.kernel.gradients(self.layer.network, x, self.kernel.pad_block(channels_last(a), b)).squared_norms
-            for a, b in blocks
-        ]
+        norms = []
+        for a, b in blocks:
+            of_block = self.kernel.gradients(self.layer.network, x, self.kernel.pad_block(channels_last(a), b))
+            norms.append(of_block.squared_norms[: len(b)])
         return torch.cat(norms)
 
     @property
