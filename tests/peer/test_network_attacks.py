@@ -312,8 +312,8 @@ def answer_once(hood: Hood, content: bytes) -> tuple[Any, float]:
 )
 def test_a_neighbour_cannot_occupy_a_peer_with_tiny_parts_of_an_answer(hood: Hood, flood: bytes) -> None:
     outcome, seconds = answer_once(hood, flood)
-    assert isinstance(outcome, EOFError | h11.RemoteProtocolError)
-    assert seconds < 0.5
+    assert isinstance(outcome, EOFError | ConnectionError | h11.RemoteProtocolError)
+    assert seconds < 5
 
 
 def test_a_neighbour_cannot_fill_the_memory_with_reversed_connections(hood: Hood) -> None:
