@@ -414,8 +414,8 @@ def audited_after_a_break(values: Values) -> list[str]:
     """The checks that fail, of a run of 4 rounds that is taken up again and extended to 8."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
-        for begun in (lambda: start(validate(values, "test"), path), lambda: resume(path, ["rounds=8"])):
-            execute(*begun())
+        for attempt in (lambda: start(validate(values, "test"), path), lambda: resume(path, ["rounds=8"])):
+            execute(*attempt())
         return failed(audit_run(path, canaries=0).findings)
 
 

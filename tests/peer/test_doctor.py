@@ -187,7 +187,7 @@ def test_doctor_recognises_an_older_copy(site: Site) -> None:
     assert [problem.partition(":")[0] for problem in site.problems] == ["ledger"]  # one charge is missing
     (ada.folder / RUN / "ledger.json").write_text(json.dumps({"charges": [*charges, [4, 2, [1, 2]]]}))
     assert site.problems == []
-    (ada.folder / "begun").write_text(f"{site.plan.hash}\n9\n")
+    (ada.folder / "charged").write_text(f"{site.plan.hash}\n9\n")
     assert site.problems[0].startswith("ledger: missing or outdated")
 
 

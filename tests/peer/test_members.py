@@ -245,7 +245,7 @@ def test_a_new_machine_continues_with_the_ledger_of_the_old_one(tmp_path: Path, 
             run(fresh, loop)
         shutil.rmtree(fresh.folder / "run")
         shutil.copytree(ada.folder / "run", fresh.folder / "run")
-        shutil.copy(ada.folder / "begun", fresh.folder)
+        shutil.copy(ada.folder / "charged", fresh.folder)
         return run(fresh, loop, on_round=lambda row: moved_in.set())
 
     with ThreadPoolExecutor(3) as pool:

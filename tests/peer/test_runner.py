@@ -294,7 +294,7 @@ def test_a_folder_is_bound_to_its_first_charged_plan(tmp_path: Path, loop: Loop)
     (own.folder / "plan.toml").write_text(looser.to_toml())
     with refused("is bound to another plan"):
         run(own, loop)
-    (own.folder / "begun").unlink()
+    (own.folder / "charged").unlink()
     with refused("ledger.json", "another plan"):
         run(own, loop)
     join(own, plan)
@@ -306,7 +306,7 @@ def test_a_folder_is_bound_to_its_first_charged_plan(tmp_path: Path, loop: Loop)
 
     (own.folder / "run/config.toml").unlink()
     assert run(renewed, loop)["epsilon"] == spent[0]
-    with (own.folder / "begun").open("a") as file:
+    with (own.folder / "charged").open("a") as file:
         file.write("4\n")  # as if run/ were a backup from before round 4
     with refused("ledger.json is outdated", "round 4"):
         run(renewed, loop)

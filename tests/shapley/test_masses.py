@@ -14,6 +14,7 @@ from pdsl.shapley.masses import (
     ISOTROPIC,
     Basis,
     PublicGradients,
+    PublicGroups,
     add_round,
     empty_sums,
     estimate_masses,
@@ -142,7 +143,7 @@ def test_a_basis_is_relative_to_the_covariance_within_groups(variance: float) ->
 def test_public_gradients_are_clipped_as_those_of_private_records(module: nn.Module) -> None:
     """A message that is a sum of public groups has these groups as its masses."""
     layer = last_layer(module, INPUTS[:1])
-    public = PublicGradients(layer, INPUTS, LABELS, LABELS, 0.3, 40.0, 0.0, LAYERS, Workers(1))
+    public = PublicGradients(PublicGroups(layer, INPUTS, LABELS, LABELS), 0.3, 40.0, 0.0, LAYERS, Workers(1))
     x = layer.network.initial_parameters()
     (basis,) = public.at(x[None])
     groups = [group == LABELS for group in range(3)]

@@ -23,7 +23,7 @@ from pdsl.utils.types import JsonDict
 
 # Files in an organisation's folder
 KEY, CERTIFICATE, CARD = "key.pem", "certificate.pem", "card.toml"
-PLAN, PINS, RUN, CHARGE_MARKER, AMENDMENTS = "plan.toml", "pins", "run", "begun", "amendments"
+PLAN, PINS, RUN, CHARGE_MARKER, AMENDMENTS = "plan.toml", "pins", "run", "charged", "amendments"
 DATA, PUBLIC, WEIGHTS = "data.npz", "public.npz", "weights.safetensors"
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")

@@ -60,7 +60,7 @@ class NoiseLog:
         size, digest = mark
         if size and hashlib.sha256(key + content[:size]).hexdigest() != digest:
             raise DamagedError(f"{path.name} is incomplete or belongs to another key")
-        self._begun, self._digests = _parse(content, path)
+        self._started, self._digests = _parse(content, path)
         self._content = hashlib.sha256(key + content)
         self._size = len(content)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -68,9 +68,9 @@ class NoiseLog:
 
     def begin_round(self, t: int) -> Mark:
         """Record the start of a round, before its charge. Returns the mark for that charge."""
-        if t not in self._begun:
+        if t not in self._started:
             self._append([[t]])
-            self._begun.add(t)
+            self._started.add(t)
         return self._size, self._content.hexdigest()
 
     def record(self, digests: dict[Draw, str]) -> None:
@@ -122,20 +122,20 @@ def _read_complete_lines(path: Path) -> bytes:
 
 
 def _parse(content: bytes, path: Path) -> tuple[set[int], dict[Draw, str]]:
-    begun: set[int] = set()
+    started: set[int] = set()
     digests: dict[Draw, str] = {}
     for line in content.splitlines():
         try:
             match json.loads(line):
                 case [int(t)]:
-                    begun.add(t)
+                    started.add(t)
                 case [int(t), int(step), int(nth), int(peer), str(digest)]:
                     digests[t, step, nth, peer] = digest
                 case _:
                     raise ValueError("neither a round nor a vector")
         except (ValueError, RecursionError) as e:
             raise DamagedError(f"{path} is damaged, so the messages sent are unknown") from e
-    return begun, digests
+    return started, digests
 
 
 @dataclass(frozen=True)

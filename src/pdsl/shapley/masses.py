@@ -36,13 +36,25 @@ GRAM_ROUNDING = 1e-5  # of sums of products, relative to the largest
 
 
 @dataclass(frozen=True)
+class PublicGroups:
+    """The first public records, their groups, and the layer whose gradients they explain."""
+
+    layer: LastLayer
+    inputs: Inputs  # [n, ...] on the network's device
+    labels: Tensor  # [n]
+    groups: Tensor  # [n] group of each record: 0, …, G-1; every group has a record
+
+    @property
+    def count(self) -> int:
+        """Number of groups G."""
+        return int(self.groups.max()) + 1
+
+
+@dataclass(frozen=True)
 class PublicGradients:
     """Clipped gradients of groups of public records at any model."""
 
-    layer: LastLayer
-    inputs: Inputs
-    labels: Tensor
-    groups: Tensor  # [n] group of each record: 0, …, G-1
+    public: PublicGroups
     C: float
     records: float  # private records of an average agent
     variance: float  # of the noise in each entry of the mean of all messages of a sender
@@ -63,35 +75,25 @@ class PublicGradients:
 
     def _basis(self, x: Tensor) -> "Basis":
         """The basis at one model x [d]."""
-        h = self.layer.features(x, self.inputs)
-        outputs = (h @ self.layer.part(x[None])[0].T).requires_grad_()
-        losses = self.layer.network.task.losses(outputs, self.labels).sum()
+        layer = self.public.layer
+        h = layer.features(x, self.public.inputs)
+        outputs = (h @ layer.part(x[None])[0].T).requires_grad_()
+        losses = layer.network.task.losses(outputs, self.public.labels).sum()
         (residuals,) = torch.autograd.grad(losses, outputs)
         residuals, h = residuals.double(), h.double().nan_to_num(0.0, 0.0, 0.0)  # training may have diverged
         own = (residuals.norm(dim=1) * h.norm(dim=1)).square()
-        factors = clip_factors(own if self.layer.whole else self._squared_norms(x), self.C)
-        return make_basis(
-            (residuals * factors[:, None]).nan_to_num(0.0, 0.0, 0.0),
-            h,
-            self.groups,
-            1 / self.records + 1 / len(h),
-            self.variance,
-            self.layer,
-        )
+        factors = clip_factors(own if layer.whole else self._squared_norms(x), self.C)
+        clipped = (residuals * factors[:, None]).nan_to_num(0.0, 0.0, 0.0)
+        spread = 1 / self.records + 1 / len(h)
+        return make_basis(clipped, h, self.public.groups, spread, self.variance, layer)
 
     def _squared_norms(self, x: Tensor) -> Tensor:
         """Squared norm of each record's gradient with respect to all parameters, [n] float64."""
-        blocks = zip(split(self.inputs, self.kernel.block), torch.split(self.labels, self.kernel.block), strict=True)
-        norms = []
-        for a, b in blocks:
-            of_block = self.kernel.gradients(self.layer.network, x, self.kernel.pad_block(channels_last(a), b))
+        public, kernel, norms = self.public, self.kernel, []
+        for a, b in zip(split(public.inputs, kernel.block), torch.split(public.labels, kernel.block), strict=True):
+            of_block = kernel.gradients(public.layer.network, x, kernel.pad_block(channels_last(a), b))
             norms.append(of_block.squared_norms[: len(b)])
         return torch.cat(norms)
-
-    @property
-    def count(self) -> int:
-        """Number of groups G."""
-        return int(self.groups.max()) + 1
 
 
 def count_records(layer: LastLayer, labels: Tensor) -> int:

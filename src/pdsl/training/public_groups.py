@@ -1,31 +1,12 @@
 """Groups of public records that explain the parties' messages: classes, or deciles of a number."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
-from torch import Tensor
 
 from pdsl.data.partition import strata
-from pdsl.shapley.last_layer import LastLayer, find_last_layer
-from pdsl.shapley.masses import count_records
+from pdsl.shapley.last_layer import find_last_layer
+from pdsl.shapley.masses import PublicGroups, count_records
 from pdsl.training.experiment import Experiment
-from pdsl.utils.inputs import Inputs
-
-
-@dataclass(frozen=True)
-class PublicGroups:
-    """The first public records, their groups, and the layer whose gradients they explain."""
-
-    layer: LastLayer
-    inputs: Inputs  # [n, ...] on the network's device
-    labels: Tensor  # [n]
-    groups: Tensor  # [n] group of each record: 0, …, G-1; every group has a record
-
-    @property
-    def count(self) -> int:
-        """Number of groups G."""
-        return int(self.groups.max()) + 1
 
 
 def find_groups(e: Experiment) -> PublicGroups | None:

@@ -138,17 +138,7 @@ def build_public_gradients(e: Experiment, kernel: Kernel, workers: Workers) -> P
         return None
     messages = e.config.rounds * float(e.graph.degrees.mean())  # of a sender, over the run
     variance = float(np.mean(np.square(e.sigma))) / messages
-    return PublicGradients(
-        public.layer,
-        public.inputs,
-        public.labels,
-        public.groups,
-        privacy.max_grad_norm,
-        e.batches.records,
-        variance,
-        kernel,
-        workers,
-    )
+    return PublicGradients(public, privacy.max_grad_norm, e.batches.records, variance, kernel, workers)
 
 
 def _noise_multiplier(e: Experiment) -> float:
