@@ -258,6 +258,11 @@ def test_a_table_uses_kept_cells_where_runs_are_missing(whole: Whole, tmp_path: 
     assert set(curves) < set((keep / "total/table1-curves.csv").read_text().splitlines())
     assert set(read(folder / "kept")) < set(read(keep))
 
+    again = ("reproduce", "table1", *ONE, "--out", tmp_path / "third", "--keep", keep, "--json")
+    assert pdsl(*again, "--missing").code == 0
+    assert cells(tmp_path / "third") == {name for name in cells(folder) if read(keep)[name].score.failed}
+    pdsl("reproduce", "table1", *ONE, "--missing").refused("name their folder with --keep")
+
     (keep / FILE).write_text(before.replace('"settings": "', '"settings": "f'))  # run with other defaults
     pdsl(*other).refused("would be lost")
     (keep / FILE).write_text("{")

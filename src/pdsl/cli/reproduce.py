@@ -3,6 +3,7 @@
 import json
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +37,9 @@ def reproduce(
     keep: Annotated[
         Path | None, typer.Option(help="Folder for the small result files; results kept there are used.")
     ] = None,
+    missing: Annotated[
+        bool, typer.Option("--missing", help="Do not run again what --keep has with the same settings.")
+    ] = False,
     no_run: Annotated[
         bool, typer.Option("--no-run", help="Show finished and kept results. Runs nothing, and needs no data.")
     ] = False,
@@ -43,7 +47,7 @@ def reproduce(
 ) -> None:
     """Run the paper's tables and figures, and show its numbers beside ours."""
     from pdsl.reproduce import CELLS, SweepPlan, Task, collect
-    from pdsl.reproduce.archive import read
+    from pdsl.reproduce.archive import kept_score, read
     from pdsl.reproduce.baselines import public_alone
     from pdsl.reproduce.export import check_keep, keep_results, write_results
     from pdsl.reproduce.tables import as_dict, caption, list_failures, terminal_tables
@@ -53,6 +57,8 @@ def reproduce(
 
     task = Task(reading, quick, variant, rounds, tuple(parse_grid(grid)) if grid else None, tuple(assignments))
     plan = SweepPlan.of(target, task, only, seeds or (1 if quick else 3), needs_data=not no_run)
+    if missing and keep is None:
+        raise PdslError("--missing skips kept results, and there are none; name their folder with --keep")
     folder = out or Path("runs") / ("reproduce-quick" if quick else "reproduce")
     check_folder(folder, "--out")
     earlier = read(keep) if keep else {}
@@ -63,7 +69,8 @@ def reproduce(
             with shown_computations() if not as_json else nullcontext():
                 compute_features(needed_jobs(plan.tunings, {}), folder / CELLS)
             progress = SweepProgress(console(stderr=True), lambda scores: count_jobs(plan.tunings))
-            run_tunings(plan.tunings, folder / CELLS, progress, processes)
+            known = partial(kept_score, earlier) if missing else None
+            run_tunings(plan.tunings, folder / CELLS, progress, processes, known)
     except KeyboardInterrupt:
         say(f"interrupted; to continue in {folder}, run the same command again")
         raise SystemExit(INTERRUPTED) from None

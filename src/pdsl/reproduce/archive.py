@@ -1,7 +1,7 @@
 """Kept cells: one line per run in `cells.jsonl`, so that a table can combine runs of many days and machines.
 
 A kept cell is used in a table if its own run is not in the folder and if it was run with its present settings. It does
-not replace a run that the command asks for.
+not replace a run that the command asks for, unless with --missing.
 """
 
 import hashlib
@@ -83,6 +83,12 @@ def matching_scores(kept: Mapping[str, KeptCell], jobs: Iterable[Job]) -> dict[s
     """Scores of the jobs that are kept with their present settings."""
     by_name = {job.name: job for job in jobs if job.name in kept}
     return {name: kept[name].score for name, job in by_name.items() if kept[name].settings == digest(job)}
+
+
+def kept_score(kept: Mapping[str, KeptCell], job: Job) -> Score | None:
+    """Score of a job that is kept with its present settings; None if there is none, or if it failed."""
+    score = matching_scores(kept, [job]).get(job.name)
+    return score if score is not None and score.failed is None else None
 
 
 def add(folder: Path, cells: Mapping[str, KeptCell]) -> Path:

@@ -20,13 +20,20 @@ from pdsl.sweep.job import Job, Score, load_score, record_failure, run_job
 Scores = Mapping[str, Score]  # by the name of the job
 Wanted = Callable[[Scores], Sequence[Job]]  # jobs known to be needed, given the scores so far
 OnScore = Callable[[Score, int, bool], None]  # a score, the number of scores so far, whether it was computed just now
+Known = Callable[[Job], Score | None]
 PAUSE = 1.0  # seconds between two looks at jobs that other processes run
 MAX_TRIES = 2  # of a job whose process is killed
 KILLED = "its process was killed; is there enough memory?"
 
 
-def run_jobs(wanted: Wanted, folder: Path, on_score: OnScore, processes: int | None = None) -> dict[str, Score]:
-    """Scores of all jobs that `wanted` returns; it is called again whenever a job has ended."""
+def run_jobs(
+    wanted: Wanted, folder: Path, on_score: OnScore, processes: int | None = None, known: Known | None = None
+) -> dict[str, Score]:
+    """Scores of all jobs that `wanted` returns; it is called again whenever a job has ended.
+
+    `known`: the score of a job that need not be run, or None.
+    """
+    known = known or (lambda job: None)
     scores: dict[str, Score] = {}
     running: dict[Future[Score | None], tuple[Job, ProcessPoolExecutor]] = {}
     elsewhere: set[str] = set()  # names of jobs that another process runs
@@ -41,7 +48,7 @@ def run_jobs(wanted: Wanted, folder: Path, on_score: OnScore, processes: int | N
         while True:
             busy = {*scores, *(job.name for job, _ in running.values())}
             left = list({job.name: job for job in wanted(scores) if job.name not in busy}.values())
-            found = [score for job in left if (score := load_score(job, folder)) is not None]
+            found = [score for job in left if (score := load_score(job, folder) or known(job)) is not None]
             for score in found:
                 add(score, False)
             if not found:

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from pdsl.sweep.job import Job, Score
-from pdsl.sweep.scheduler import OnScore, Scores, run_jobs
+from pdsl.sweep.scheduler import Known, OnScore, Scores, run_jobs
 from pdsl.utils.errors import PdslError
 
 MAX_EXTENSIONS = 4  # learning rates added beyond the edges of a grid
@@ -75,10 +75,17 @@ def best_rate(trials: Mapping[float, Score]) -> float | None:
 
 
 def run_tunings(
-    tunings: Sequence[Tuning], folder: Path, on_score: OnScore, processes: int | None = None
+    tunings: Sequence[Tuning],
+    folder: Path,
+    on_score: OnScore,
+    processes: int | None = None,
+    known: Known | None = None,
 ) -> dict[str, Score]:
-    """Run all trials, and the final jobs of each tuning as soon as its learning rate is chosen. Scores by name."""
-    return run_jobs(lambda scores: needed_jobs(tunings, scores), folder, on_score, processes)
+    """Run all trials, and the final jobs of each tuning as soon as its learning rate is chosen. Scores by name.
+
+    `known`: the score of a job that need not be run, or None.
+    """
+    return run_jobs(lambda scores: needed_jobs(tunings, scores), folder, on_score, processes, known)
 
 
 def needed_jobs(tunings: Sequence[Tuning], scores: Scores) -> list[Job]:
