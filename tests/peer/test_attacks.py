@@ -7,16 +7,24 @@ import resource
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from torch import nn
 
 from pdsl.data.files import load_public, load_records
+from pdsl.models.weights import load_weights
+from pdsl.peer.experiment import public_sha256
 from pdsl.peer.identity import PeerInfo, read_toml
+from pdsl.peer.membership import join
 from pdsl.peer.plan import TrainingPlan
 from pdsl.peer.status import EVENT_BURST, Events, NeighbourStatus, Status, status_table
+from pdsl.peer.trust_store import TrustStore
 from pdsl.utils.errors import PdslError
+from pdsl.utils.files import read_private
+from tests.helpers.organisations import make_organisations, make_plan, write_digits
 from tests.helpers.refusals import refused
 
 MEMORY = 400 * 2**20  # bytes in addition to the start of the process
@@ -126,7 +134,46 @@ def test_an_array_larger_than_memory_is_a_one_line_error(tmp_path: Path) -> None
 
 
 def test_a_named_pipe_among_the_files_does_not_hang(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.npz")
-    for read in (load_records, load_public, PeerInfo.read, TrainingPlan.read, lambda path: read_toml(path, "plan")):
+    pipe = tmp_path / "ben.pem"
+    os.mkfifo(pipe, 0o600)
+    readers: list[Callable[[Path], object]] = [
+        load_records,
+        load_public,
+        public_sha256,
+        read_private,
+        PeerInfo.read,
+        TrainingPlan.read,
+        lambda path: read_toml(path, "plan"),
+        lambda path: TrustStore(tmp_path).certificates("ben"),
+        lambda path: load_weights(nn.Linear(1, 1), path),
+    ]
+    for read in readers:
         with pytest.raises(PdslError):
-            read(tmp_path / "pipe.npz")
+            read(pipe)
+
+
+LIMIT_THREADS = """
+import sys, threading
+real, left = threading._start_new_thread, int(sys.argv.pop(1))
+def start(*arguments):
+    global left
+    left -= 1
+    if left < 0:
+        raise RuntimeError("can't start new thread")
+    return real(*arguments)
+threading._start_new_thread = start
+from pdsl.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2])
+def test_a_limit_on_threads_is_a_one_line_error(tmp_path: Path, threads: int) -> None:
+    members = make_organisations(tmp_path, 3)
+    _, task = write_digits(members)
+    for member in members:
+        join(member, make_plan(members, task))
+    command = [sys.executable, "-c", LIMIT_THREADS, str(threads), "peer", "run", str(members[0].folder)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    (line,) = ended.stderr.splitlines()
+    assert ended.returncode == 1 and line.startswith("pdsl: out of memory or threads (can't start new thread)")

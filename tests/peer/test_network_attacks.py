@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import gc
 import socket
 import ssl
 import subprocess
@@ -22,7 +23,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from pdsl.peer import identity
 from pdsl.peer.attendance import QuorumError
-from pdsl.peer.connections import MAX_REVERSED, ConnectionPool
+from pdsl.peer.connections import MAX_REVERSED, ConnectionPool, NoPinError
+from pdsl.peer.http1 import Response, TooLargeError
 from pdsl.peer.identity import PINS, RUN, VALIDITY, Identity
 from pdsl.peer.membership import join
 from pdsl.peer.messages import Answer, Request
@@ -106,7 +108,7 @@ def test_exhausted_file_descriptors_are_not_a_damaged_pin(tmp_path: Path, monkey
     def fail(path: Path) -> bytes:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(Path, "read_bytes", fail)
+    monkeypatch.setattr("pdsl.peer.trust_store.read_file", fail)
     assert store.accepted("ada") == (ben.card.certificate,)  # not read again
     with pytest.raises(identity.PdslError, match="ulimit") as caught:
         store.certificates("ada")
@@ -249,6 +251,66 @@ def test_a_member_that_cannot_be_called_costs_one_silence_and_is_named(tmp_path:
         assert sum(seconds > 0.8 * QUICK.silence for seconds, _ in found) <= 1
         (lost,) = [event for event in log.read() if event["event"] == "lost"]
         assert lost["why"] == f"unreachable at {members[2].card.address}"
+
+
+def test_a_killed_neighbour_is_not_said_to_have_a_closed_port(hood: Hood) -> None:
+    """Its last call may arrive after its last answer."""
+    state = hood.peers[0].state
+    now = time.monotonic()
+    state.last_contact[1], state.calls[1] = now - QUICK.silence - 0.1, (now - 60, now - QUICK.silence + 0.1)
+    assert not state.is_calling(1)
+    state.calls[1] = now - 60, now - 0.1
+    assert state.is_calling(1)
+
+
+def test_a_revoked_pin_or_a_large_answer_leaves_no_traceback_on_standard_error(hood: Hood) -> None:
+    """The caller of a request is cancelled at the moment at which the request fails, as at the end of a roll call."""
+    reported = list[Any]()
+
+    async def cancel_while_failing(error: Exception) -> None:
+        async def fail(*_: object) -> Response:
+            calling.cancel()
+            raise error
+
+        calls = hood.peers[0].calls
+        calls.neighbours[1].pool.request = fail  # type: ignore[method-assign]
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: reported.append(context))
+        calling = asyncio.create_task(calls.call(1, "/hello", b""))
+        await asyncio.wait({calling})
+        gc.collect()
+        await asyncio.sleep(0)
+
+    for error in (NoPinError(), TooLargeError()):
+        hood.loop.run(cancel_while_failing(error))
+    assert reported == []
+
+
+HUGE = {
+    "one header": b"X: " + b"a" * 2**20 + b"\r\n",
+    "many headers": b"X: a\r\n" * 100_000,
+    "no end": b"X" * 2**20,
+}
+
+
+@pytest.mark.parametrize("headers", HUGE.values(), ids=HUGE)
+def test_a_request_with_large_headers_is_not_answered(hood: Hood, headers: bytes) -> None:
+    ada, ben, _ = hood.members
+    hello = Request(hood.plan.hash, 0, 0).encode()
+
+    async def send(extra: bytes) -> bytes:
+        connection = await ConnectionPool(ben, ada.card, TrustStore(ben.folder / PINS)).dial()
+        connection.writer.write(b"POST /hello HTTP/1.1\r\nHost: ada\r\n" + extra)
+        connection.writer.write(b"Content-Length: %d\r\n\r\n" % len(hello) + hello)
+        try:
+            return await asyncio.wait_for(connection.reader.read(100), 5)
+        except ConnectionError:
+            return b""
+        finally:
+            connection.close()
+
+    assert b"200" in hood.loop.run(send(b"X: a\r\n"))
+    assert b"200" not in hood.loop.run(send(headers))
 
 
 def test_a_neighbour_cannot_forge_a_receipt(hood: Hood) -> None:

@@ -363,3 +363,30 @@ def test_a_run_that_skips_to_the_end_says_so(
     *others, last = run_all(three, loop)
     assert last["stopped"] == "rounds 3 to 6 were skipped: the neighbours were ahead" and last["rounds_run"] == 2
     assert all(summary["stopped"] is None and summary["rounds_run"] == 6 for summary in others)
+
+
+def test_honest_peers_do_not_call_each_other_implausible_while_a_member_is_absent(tmp_path: Path, loop: Loop) -> None:
+    """With less weight on the neighbours present, models agree more slowly than with all of them."""
+    members = make_organisations(tmp_path, 3)
+    _, task = write_digits(members)
+    privacy = {"noise_multiplier": 1.0, "target_epsilon": 1000.0}
+    graph, timeouts = {"kind": "full", "agents": 3}, Timeouts(silence=2.0, deadline=20.0, start=3.0)
+    mixing = {"robust": True}
+    join_all(members, make_plan(members, task, timeouts, rounds=2000, graph=graph, privacy=privacy, mixing=mixing))
+
+    def run_some(member: Identity) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+
+        def stop(row: Any) -> None:
+            rows.append(row)
+            if len(rows) == 30:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            run(member, loop, on_round=stop)
+        return rows
+
+    with ThreadPoolExecutor(2) as pool:
+        for rows in pool.map(run_some, members[:2]):
+            assert all(len(row["present"]) == 1 for row in rows[:29])
+            assert [row["round"] for row in rows if "implausible" in row] == []

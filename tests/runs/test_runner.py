@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -501,3 +502,17 @@ def test_a_row_that_is_missing_or_damaged(damage: bytes, copy: Path, finished: P
     file.write_bytes(b"".join([*lines, damage]))
     resume(copy)
     assert result_of(copy) == result_of(finished)
+
+
+def test_of_several_processes_that_create_a_run_at_once_the_others_learn_why_they_cannot(tmp_path: Path) -> None:
+    def create(path: Path) -> str:
+        try:
+            RunDirectory.create(path, "", {})
+        except PdslError as e:
+            return "used" if "already holds a run" in str(e) or "in use by another process" in str(e) else str(e)
+        return "created"
+
+    for i in range(10):
+        with ThreadPoolExecutor(4) as pool:
+            outcomes = list(pool.map(create, [tmp_path / str(i)] * 4))
+        assert sorted(outcomes) == ["created", "used", "used", "used"]

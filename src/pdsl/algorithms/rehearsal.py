@@ -3,6 +3,10 @@
 The algorithm runs for some rounds on the run's graph, with its noise and its largest learning rate. The gradient of
 each agent is a fixed random vector. The limits of robust mixing are the largest values that occur, for each mixing step
 of a round.
+
+If neighbours are absent, their weight goes to the agent itself, so rows agree more slowly and honest ones differ by
+more. A second rehearsal, with half the weight of all neighbours, gives the limits for such rounds. On a full graph it
+covers rounds in which up to half of the agents are absent.
 """
 
 import math
@@ -27,6 +31,7 @@ ROUNDS = 20
 GRADIENT_NORM = 0.5  # of an agent's mean gradient, in units of C
 MAX_NUMBERS = 2**21  # in a tensor with a row per edge; larger models are rehearsed with fewer parameters
 MIN_PARAMETERS = 256
+ABSENCE_WEIGHT = 0.5  # weight of the neighbours in the rehearsal of rounds with absent ones
 RADIUS_MARGIN, COMPONENT_MARGIN = 1.05, 1.25  # runs have more rounds: honest rows are hardly ever limited
 
 
@@ -39,14 +44,15 @@ def rehearse(
     noise_multiplier: float,
     peak_rate: float,
     seed: int,
+    weight: float = 1.0,
 ) -> tuple[Limits, ...]:
-    """Limits of each mixing step of a round, for models of d parameters."""
+    """Limits of each mixing step of a round, for models of d parameters. `weight`: factor on neighbours' weights."""
     size = min(d, max(MIN_PARAMETERS, MAX_NUMBERS // len(graph.sender)))
     streams = Streams(seed)
     random = streams.generator("rehearsal")
     directions = random.standard_normal((graph.agents, size))
     directions *= GRADIENT_NORM * clip / np.linalg.norm(directions, axis=1, keepdims=True)
-    engine = _Recorder(LocalEngine(graph))
+    engine = _Recorder(LocalEngine(graph), weight)
     state = algorithm.init(torch.zeros(graph.agents, size))
     spread = [s * math.sqrt(d / size) for s in noise.sigma]  # noise of the same length with fewer parameters
     round_1 = Round(
@@ -110,8 +116,8 @@ class _RandomValues:
 class _Recorder:
     """Wrap an engine and record the largest displacements between neighbours, for each mixing step of a round."""
 
-    def __init__(self, engine: LocalEngine):
-        self._engine = engine
+    def __init__(self, engine: LocalEngine, weight: float):
+        self._engine, self._weight = engine, weight
         self._step = 0
         self._history: list[Tensor] = []  # of each mixing step: [E, d]
         self.radii: list[float] = []
@@ -139,4 +145,5 @@ class _Recorder:
             along = (past * v).sum(1).abs() / lengths
             self.components[step] = max(self.components[step], float(along.max()))
             self._history[step] = MEMORY * past + v
-        return engine.mix(x)
+        mixed = engine.mix(x)
+        return mixed if self._weight == 1.0 else x + self._weight * (mixed - x)

@@ -22,7 +22,7 @@ from pdsl.cli import (
     value,
 )
 from pdsl.cli.common import INTERRUPTED, WithSettings, describe_mistake, fail, say
-from pdsl.utils.errors import ContactError, PdslError
+from pdsl.utils.errors import ContactError, PdslError, first_line, is_exhaustion
 
 app = typer.Typer(
     help="Private, serverless, peer-to-peer machine learning.",
@@ -73,6 +73,11 @@ def main() -> NoReturn:
         fail(f"{e}; the files on disk are complete: start again, or let torchrun restart (--max-restarts)", code=1)
     except typer.TyperException as e:  # a mistake in the command line itself
         fail(describe_mistake(e, sys.argv[1:]))
+    except (MemoryError, RuntimeError, ImportError) as e:
+        if not is_exhaustion(e):
+            raise
+        advice = "allow this process more (ulimit -v, ulimit -u), or use less"
+        fail(f"out of memory or threads ({first_line(e)}); {advice}", code=1)  # a service manager starts it again
     except OSError as e:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python tries to write the rest again when it exits
         fail(

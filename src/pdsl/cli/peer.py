@@ -209,15 +209,17 @@ def run(
 
     The exit code is 0 if all rounds of the plan were run, 3 if fewer were, and 130 or 143 after Ctrl-C or SIGTERM.
     """
-    from pdsl.peer.termination import EXIT_CODE, TerminatedError, handle_sigterm
+    from pdsl.peer.termination import InterruptedRunError, exit_at_once, handle_signals
 
     try:
-        with handle_sigterm():
+        with handle_signals():
             summary, rounds = (_run_logged if log_json else _run_peer)(folder, listen, device, workers)
     except KeyboardInterrupt as e:
         if not log_json:
             print(f"pdsl: interrupted; resume with: pdsl peer run {folder}", file=sys.stderr)
-        raise SystemExit(EXIT_CODE if isinstance(e, TerminatedError) else INTERRUPTED) from None
+        if isinstance(e, InterruptedRunError):
+            exit_at_once(e.exit_code)
+        raise SystemExit(INTERRUPTED) from None
     if as_json:
         print(json.dumps(summary))
     else:

@@ -9,6 +9,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from pdsl.utils.errors import PdslError
+from pdsl.utils.files import read_file
 
 MAX_HEADER = 2**21  # bytes of names and shapes
 
@@ -38,8 +39,7 @@ def load_weights(module: nn.Module, path: Path, sha256: str | None = None) -> No
 
 def _read(path: Path, limit: int) -> bytes:
     try:
-        with path.open("rb") as file:
-            content = file.read(limit + 1)
+        content = read_file(path, limit + 1)
     except OSError as e:
         raise PdslError(f"{path}: {e.strerror}; copy the file with the model's weights there") from e
     if len(content) > limit:

@@ -153,6 +153,8 @@ class Calls:
         finally:
             if not task.done():
                 self._let_finish(task)
+            elif not task.cancelled():
+                task.exception()  # or asyncio reports it, if the caller was cancelled at the moment of the failure
         return await self._check_status(j, response, began)
 
     def _let_finish(self, task: "asyncio.Task[Response]") -> None:

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from pdsl.utils.errors import PdslError
-from pdsl.utils.files import PRIVATE, read_private, write_whole
+from pdsl.utils.files import PRIVATE, read_file, read_private, write_whole
 from pdsl.utils.types import JsonDict
 
 # Files in an organisation's folder
@@ -45,10 +45,7 @@ X509_ERRORS = (
 def read_toml(path: Path, kind: str) -> JsonDict:
     """Read an untrusted TOML file, a `kind` such as "card"."""
     try:
-        if path.exists() and not path.is_file():
-            raise PdslError(f"{path}: not a file; give the path of a {kind}")
-        with path.open("rb") as file:
-            content = file.read(MAX_TOML[kind] + 1)
+        content = read_file(path, MAX_TOML[kind] + 1)
     except OSError as e:
         raise PdslError(f"{path}: {e.strerror}; give the path of a {kind}") from e
     return parse_toml(content, str(path), kind)

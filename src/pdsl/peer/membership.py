@@ -12,7 +12,7 @@ from pdsl.peer.routes import find_contacts
 from pdsl.peer.stages import Chain, StagePlan
 from pdsl.peer.trust_store import TrustStore
 from pdsl.utils.errors import PdslError
-from pdsl.utils.files import write_whole
+from pdsl.utils.files import read_file, write_whole
 
 
 def join(own: Identity, plan: TrainingPlan, amendments: Sequence[Amendment] = ()) -> list[int]:
@@ -116,7 +116,7 @@ def read_charge_marker(own: Identity) -> ChargeMarker | None:
     Without a usable marker the ledger alone is trusted.
     """
     try:
-        hash_, *rounds = (own.folder / CHARGE_MARKER).read_text(encoding="utf-8", errors="replace").split()
+        hash_, *rounds = read_file(own.folder / CHARGE_MARKER).decode(errors="replace").split()
         found = ChargeMarker(hash_, max(map(int, rounds), default=0))
     except (FileNotFoundError, ValueError):
         return None

@@ -33,6 +33,7 @@ from pdsl.settings import AttackSettings, ModelSettings
 from pdsl.tasks import MultiClass, Task, build_task
 from pdsl.topology import Graph
 from pdsl.utils.errors import PdslError
+from pdsl.utils.files import read_file
 from pdsl.utils.format import printable
 from pdsl.utils.random import Streams
 from pdsl.utils.types import JsonDict
@@ -287,7 +288,7 @@ def compose(
 
 def file_sha256(path: Path, advice: str) -> str:
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256(read_file(path)).hexdigest()
     except OSError as e:
         raise PdslError(f"{path}: {e.strerror}; {advice}") from e
 

@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import cast
 
@@ -140,9 +141,11 @@ class _PeerRun:
         if self.progress.t > self.plan.last_round:
             return self._end_stage()
         pin_stage(self.own, self.plan)
-        self.transport.start(listen)
-        status = StatusWriter(self.directory.path, self.events, self._status)
-        try:
+        with ExitStack() as stack:
+            stack.callback(self.generations.close)
+            self.transport.start(listen)
+            stack.callback(self.transport.stop)
+            stack.callback(StatusWriter(self.directory.path, self.events, self._status).stop)
             if self.progress.state is not None:
                 self.transport.publish_model(self.progress.state.x[0])
             with Workers(self.plan.config.engine.workers) as workers, self.transport.goodbye_on_interrupt():
@@ -150,10 +153,6 @@ class _PeerRun:
                     self.last_row = row
                     on_round(row)
             return self._end_stage()
-        finally:
-            status.stop()
-            self.transport.stop()
-            self.generations.close()
 
     def _end_stage(self) -> "JsonDict | _PeerRun":
         """The summary, or the run of the next stage. Neighbours can fetch messages of this one until it is ready."""

@@ -120,8 +120,9 @@ class ServerState:
         return j in self.answered and time.monotonic() - self.last_contact[j] <= self.silence
 
     def is_calling(self, j: int) -> bool:
-        """Whether calls of j arrive."""
-        return j in self.calls and time.monotonic() - self.calls[j][1] <= self.silence
+        """Whether calls of j arrive although it does not answer: a call just after its last answer may be its last."""
+        last = self.calls.get(j, (0.0, 0.0))[1]
+        return time.monotonic() - last <= self.silence and last - self.last_contact[j] > self.silence / 2
 
     def fetched_all(self, j: int) -> bool:
         """Whether j has fetched all messages to it of this round."""

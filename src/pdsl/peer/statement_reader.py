@@ -18,6 +18,7 @@ from pdsl.shapley.account_fields import MAX_VALUE, read_count, read_number, read
 from pdsl.shapley.coalitions import Values
 from pdsl.shapley.masses import BLOCKS, are_products, estimate_masses
 from pdsl.utils.errors import PdslError
+from pdsl.utils.files import read_file
 from pdsl.utils.format import printable
 from pdsl.utils.types import JsonDict
 
@@ -43,8 +44,7 @@ class StatementReader:
         sums = members * BLOCKS * (self.groups + 1) * self.groups * NUMBER_BYTES
         limit = MAX_FRAME + MAX_PARTY * members + 6 * self.parameters + sums
         try:
-            with path.open("rb") as file:
-                content = file.read(limit + 1)
+            content = read_file(path, limit + 1)
         except OSError as e:
             raise PdslError(f"{path}: {e.strerror}; give the path of a statement") from e
         if len(content) > limit:

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 
 from pdsl.peer.identity import PeerInfo, canonical_certificate, fingerprint
 from pdsl.utils.errors import PdslError
-from pdsl.utils.files import write_whole
+from pdsl.utils.files import read_file, write_whole
 
 MAX_PINS = 2  # per neighbour: the current certificate and the next one
 
@@ -56,7 +56,7 @@ class TrustStore:
         """Pinned certificates of a neighbour, as PEM; empty after revocation."""
         file = self._file(name)
         try:
-            return list(_parse(file.read_bytes(), name, file))
+            return list(_parse(read_file(file), name, file))
         except FileNotFoundError:
             return []
         except OSError as e:

@@ -63,20 +63,27 @@ class RunDirectory:
     ) -> "RunDirectory":
         """Create a directory with the run's settings. Refuse a folder that holds anything else.
 
-        It counts as a run as soon as config.toml exists; leftovers of a kill before that are ignored.
+        It counts as a run as soon as config.toml exists; leftovers of a kill before that are ignored. Of two processes
+        at a time, one creates it.
         """
+        run = cls(path)
         try:
-            leftovers = (SETUP, OWNER)
-            if path.is_dir() and any(file.suffix != PART and file.name not in leftovers for file in path.iterdir()):
-                if (path / CONFIG).exists():
-                    raise PdslError(f"{path} already holds a run; choose another folder")
-                raise PdslError(f"{path} is not empty; choose another folder")
+            run._check_unused()
             path.mkdir(parents=True, exist_ok=True)
-            run = cls(path)
-            run.describe(config_toml, setup, owner)
+            with run.lock():
+                run._check_unused()
+                run.describe(config_toml, setup, owner)
         except OSError as e:
             raise PdslError(f"cannot write to {path}: {e.strerror}; choose another folder") from e
         return run
+
+    def _check_unused(self) -> None:
+        """Raise PdslError if the directory has files other than leftovers of an interrupted creation."""
+        leftovers, path = (SETUP, OWNER, LOCK), self.path
+        if path.is_dir() and any(file.suffix != PART and file.name not in leftovers for file in path.iterdir()):
+            if (path / CONFIG).exists():
+                raise PdslError(f"{path} already holds a run; choose another folder")
+            raise PdslError(f"{path} is not empty; choose another folder")
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":

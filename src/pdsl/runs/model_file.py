@@ -26,6 +26,7 @@ from pdsl.settings import ModelSettings, PublicSettings
 from pdsl.tasks import Binary, CustomTask, MultiClass, MultiLabel, Regression, Task
 from pdsl.training.experiment import Experiment
 from pdsl.utils.errors import PdslError
+from pdsl.utils.files import read_file
 from pdsl.utils.imports import import_path
 from pdsl.utils.inputs import describe_shape
 from pdsl.utils.types import JsonDict
@@ -152,7 +153,7 @@ def read_features(file: Path, metadata: JsonDict, given: nn.Module | None) -> nn
     settings = PublicSettings.model_validate(metadata["features"])
     path = file.with_name(FEATURES)
     try:
-        weights = load(path.read_bytes())
+        weights = load(read_file(path))
     except (OSError, SafetensorError) as e:
         raise PdslError(f"{path} is missing or damaged; copy it from where the run was made") from e
     full = _full_layers(metadata) if given is None else given

@@ -70,6 +70,7 @@ class Trainer:
     experiment: Experiment
     public_gradients: PublicGradients | None = None
     limits: tuple[Limits, ...] = ()  # of robust mixing; empty: plain mixing
+    absence_limits: tuple[Limits, ...] = ()  # the same for rounds with absent neighbours; empty: there are none
 
     def round(
         self,
@@ -95,7 +96,8 @@ class Trainer:
             meter = Meter(e.config.algorithm.name, t, declared)
             objectives, noise = MeteredGradients(objectives, meter), MeteredNoise.wrap(noise, meter)
             engine = MeteredEngine.wrap(engine, meter)
-        robust = RobustEngine(engine, e.graph, self.limits) if self.limits else None
+        limits = self.absence_limits if self.absence_limits and self._has_absences() else self.limits
+        robust = RobustEngine(engine, e.graph, limits) if limits else None
         return Round(
             t=t,
             engine=engine if robust is None else cast(Engine, robust),
@@ -112,6 +114,11 @@ class Trainer:
             peak_rate=max(e.learning_rates),
             public_gradients=self.public_gradients,
         )
+
+    def _has_absences(self) -> bool:
+        """Whether a neighbour of this process's agents is absent in this round."""
+        planned = sum(len(self.experiment.graph.neighbourhood(i)) for i in self.engine.agents)
+        return len(self.engine.sender) < planned
 
 
 def build_trainer(e: Experiment, workers: Workers) -> Trainer:
@@ -146,8 +153,8 @@ def _noise_multiplier(e: Experiment) -> float:
     return min((m.noise_multiplier for m in e.mechanisms or ()), default=0.0)
 
 
-def mixing_limits(e: Experiment, noise: Noise) -> tuple[Limits, ...]:
-    """Limits of robust mixing, for each mixing step of a round."""
+def mixing_limits(e: Experiment, noise: Noise, weight: float = 1.0) -> tuple[Limits, ...]:
+    """Limits of robust mixing, for each mixing step of a round. `weight`: factor on all neighbours' weights."""
     limits = rehearse(
         e.config.algorithm,
         e.graph,
@@ -157,6 +164,7 @@ def mixing_limits(e: Experiment, noise: Noise) -> tuple[Limits, ...]:
         _noise_multiplier(e),
         max(e.learning_rates),
         e.config.seed,
+        weight,
     )
     if not limits:
         raise PdslError(

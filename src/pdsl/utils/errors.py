@@ -5,6 +5,7 @@ import warnings
 from pathlib import Path
 
 PACKAGE = str(Path(__file__).parents[1])
+EXHAUSTION = ("can't start new thread", "can't allocate memory", "failed to map segment")  # Python, torch, linker
 
 
 class PdslError(Exception):
@@ -17,6 +18,16 @@ class PrivacyWarning(UserWarning):
 
 class ContactError(Exception):
     """Another process of the run has ended or did not respond in time. Exit code 1."""
+
+
+def is_exhaustion(error: Exception) -> bool:
+    """Whether an error means that the machine, or a limit of this process, has no more memory or threads."""
+    return isinstance(error, MemoryError) or any(text in str(error) for text in EXHAUSTION)
+
+
+def first_line(error: Exception) -> str:
+    """First line of an error's text, or its type."""
+    return str(error).partition("\n")[0][:200] or type(error).__name__
 
 
 def warn_user(text: str) -> None:

@@ -1,6 +1,8 @@
-"""Atomic writing of files, checks of paths, and reading of private files."""
+"""Atomic writing of files, checks of paths, and reading of files that may come from outside."""
 
+import errno
 import os
+import stat
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -29,13 +31,25 @@ def write_whole(path: Path, content: bytes, mode: int = PUBLIC) -> None:
         os.close(folder)
 
 
+def read_file(path: Path, limit: int = -1) -> bytes:
+    """Read a file, at most `limit` bytes; OSError if it is a named pipe, a device or a folder: a pipe would block."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a file", str(path))
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(limit)
+    finally:
+        os.close(descriptor)
+
+
 def read_private(path: Path, advice: str = "restore it from a copy") -> bytes:
     """Read a private file; PdslError if others than its owner can read or change it."""
     try:
         mode = path.stat().st_mode & 0o777
         if mode & 0o077:
             raise PdslError(f"{path} is open to others (mode {mode:04o}); if it was not read, run chmod 600 {path}")
-        return path.read_bytes()
+        return read_file(path)
     except OSError as e:
         raise PdslError(f"{path}: {e.strerror}; {advice}") from e
 
