@@ -132,7 +132,7 @@ def main() -> None:
     asked = parser.parse_args()
     file = asked.out / "party-tasks.csv"
     done = {(r["kind"], r["epsilon"], int(r["seed"])) for r in read_rows(file)}
-    jobs = [(kind, epsilon, seed) for epsilon in asked.epsilons for kind in asked.kinds for seed in range(asked.seeds)]
+    jobs = [(kind, epsilon, seed) for epsilon in asked.epsilons for seed in range(asked.seeds) for kind in asked.kinds]
     with multiprocessing.get_context("spawn").Pool(asked.processes) as pool:
         for job, lines in pool.imap_unordered(measure, [job for job in jobs if job not in done]):
             append_rows(file, FIELDS, [[*job, *line] for line in lines])
