@@ -119,6 +119,30 @@ def test_who_hurts_by_chance_counts_like_the_others_and_who_hurts_for_sure_count
     assert share[3] == pytest.approx(0.1 / 4)
 
 
+def test_contribution_is_equal_shares_without_harm_and_minmax_of_the_trusted_with_harm() -> None:
+    phi = np.array([0.1, 0.4, 0.2, 0.5])
+    contribution = ShapleySettings(weighting="contribution")
+    harmless = evidence([[1.0, 1.0, 1.0, 1.0]] * 5)
+    assert shares(phi, contribution, harmless).tolist() == [0.25] * 4
+    harmful = evidence([[1.0, 1.0, 1.0, -5.0]] * 5)
+    assert trust(harmful).tolist() == [1, 1, 1, 0]
+    assert shares(phi, contribution, harmful) == pytest.approx([0, 0.75, 0.25, 0])  # (φ − 0.1) of the trusted
+    assert shares(phi, ShapleySettings(weighting="evidence"), harmful) == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
+
+
+def test_contribution_with_equal_values_has_equal_shares_of_the_trusted() -> None:
+    harmful = evidence([[1.0, 1.0, 1.0, -5.0]] * 5)
+    found = shares(np.full(4, 0.3), ShapleySettings(weighting="contribution"), harmful)
+    assert found == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
+
+
+def test_a_free_rider_next_to_a_harmful_member_has_no_share() -> None:
+    harmful = evidence([[1.0, 1.0, 1.0, -5.0]] * 5)
+    signals = (np.array([1.0, 1.0, 0.0, 1.0]), np.full(4, 0.01))
+    found = shares(np.array([0.1, 0.4, 0.9, 0.5]), ShapleySettings(weighting="contribution"), harmful, signals)
+    assert found == pytest.approx([0, 1, 0, 0])
+
+
 @given(arrays(np.float64, (7, 3), elements=st.floats(-1e6, 1e6)), st.floats(0.05, 0.99))
 def test_trust_is_t_of_the_weighted_mean_cut_to_one_and_nought(phi: NDArray[np.float64], memory: float) -> None:
     own = np.array([individual_effect(row) for row in phi])

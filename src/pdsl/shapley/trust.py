@@ -32,27 +32,37 @@ def shares(
 
     `minmax` is equation (19): the member with the smallest φ gets 0, however small the differences. `evidence`: all
     members get the same share, except those whose messages did harm in the rounds so far. `contribution`: and except
-    free riders, whose messages say nothing about records; `signals` are those of `masses.estimate_signals`.
+    free riders, whose messages say nothing about records; `signals` are those of `masses.estimate_signals`. If a
+    member has lost all trust by harm, the others are weighted as with `minmax`: where members are missing, those with
+    rare records are needed more.
     """
     k = len(phi)
     uniform: Values = np.full(k, 1 / k)
     if settings.weighting == "uniform":
         return uniform
     if settings.weighting == "minmax":
-        above = phi - phi.min()
-        phi_hat: Values = above / above.max() if above.any() else above
+        phi_hat = normalise(phi)
     else:
         assert evidence is not None
         informative = np.ones(k) if signals is None else signal_trust(*signals)
-        phi_hat = trust(evidence) * informative
+        harmless = trust(evidence)
+        phi_hat = harmless * informative
         if not phi_hat.any():
             phi_hat = fallback_trust(evidence) * informative
+        if settings.weighting == "contribution" and harmless.min() == 0 and (phi_hat * normalise(phi)).any():
+            phi_hat = phi_hat * normalise(phi)
         if not phi_hat.any():
             return settings.floor * uniform  # take no step along harmful messages
     if not phi_hat.any():
         return uniform  # all values are equal; equations (19) and (20) would be 0/0
     floored: Values = (1 - settings.floor) * phi_hat / phi_hat.sum() + settings.floor * uniform
     return floored
+
+
+def normalise(phi: Values) -> Values:
+    """Equation (19): (φ − min φ)/(max φ − min φ); 0 if all values are equal."""
+    above: Values = phi - phi.min()
+    return above / above.max() if above.any() else above
 
 
 def update_evidence(evidence: Values, phi: Values, alone: Values, memory: float) -> Values:
