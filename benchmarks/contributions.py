@@ -9,7 +9,8 @@ records, without noise and with full batches, by the program in this file, which
 The value of a subset is its test accuracy. The truth does not depend on the graph: agents of a subset always average
 their gradients. Printed for every estimator: mean rank correlation and linear correlation with the truth, the lowest
 rank correlation of a seed, and for the account the part of true values that its 95 % intervals contain. The estimator
-"retrained, on Q" is a limit: it knows all private records, and measures accuracy on Q instead of the test set. Finished
+"retrained, on Q" is a limit: it knows all private records, and measures accuracy on Q instead of the test set. The last
+columns compare with this limit instead: the account is about accuracy on Q, which the parties can measure. Finished
 lines in --out are skipped.
 """
 
@@ -63,7 +64,8 @@ TASKS: dict[str, dict[str, Any]] = {
     },
 }
 SEGMENT_TEST = 0.3  # fraction of the table that is Q and the test set
-FIELDS = ("data", "graph", "epsilon", "seed", "estimator", "spearman", "pearson", "covered", "margin")
+FIELDS = ("data", "graph", "epsilon", "seed", "estimator", "spearman", "pearson", "covered", "margin",
+          "spearman_on_q", "pearson_on_q", "covered_on_q")  # fmt: skip
 Floats = NDArray[np.float64]
 Job = tuple[str, str, str, int]  # data, graph, ε, seed
 
@@ -223,15 +225,24 @@ def measure(job: Job) -> tuple[Job, list[list[Any]]]:
     found["retrained, on Q"] = on_q
     lines = []
     for name, values in found.items():
-        covered = float((np.abs(values - truth) <= margins).mean()) if name == "account" else None
         margin = float(margins.mean()) if name == "account" else None
-        lines.append([name, spearmanr(values, truth)[0], pearsonr(values, truth)[0], covered, margin])
+        on_test, on_public = (
+            compare(values, target, margins if name == "account" else None) for target in (truth, on_q)
+        )
+        lines.append([name, *on_test, margin, *on_public])
     return job, lines
 
 
+def compare(values: Floats, truth: Floats, margins: Floats | None) -> list[float | None]:
+    """Rank correlation, linear correlation, and the part of true values within the margins."""
+    covered = None if margins is None else float((np.abs(values - truth) <= margins).mean())
+    return [spearmanr(values, truth)[0], pearsonr(values, truth)[0], covered]
+
+
 def table(rows: list[dict[str, str]]) -> None:
-    print("| data | graph | ε | estimator | seeds | rank correlation | lowest | linear | covered | half-width |")
-    print("|---" * 10 + "|")
+    print("| data | graph | ε | estimator | seeds | rank correlation | lowest | linear | covered | half-width"
+          " | on Q: rank correlation | linear | covered |")  # fmt: skip
+    print("|---" * 13 + "|")
     keys = list(dict.fromkeys((r["data"], r["graph"], r["epsilon"], r["estimator"]) for r in rows))
     for key in keys:
         own = [r for r in rows if (r["data"], r["graph"], r["epsilon"], r["estimator"]) == key]
@@ -239,6 +250,9 @@ def table(rows: list[dict[str, str]]) -> None:
         covered, margin = ([float(r[name]) for r in own if r[name]] for name in ("covered", "margin"))
         cells = [*key, str(len(own)), f"{fmean(ranks):.2f}", f"{min(ranks):.2f}", f"{fmean(linear):.2f}"]
         cells += [f"{100 * fmean(covered):.0f} %" if covered else "", f"{fmean(margin):.3f}" if margin else ""]
+        for name in ("spearman_on_q", "pearson_on_q", "covered_on_q"):
+            found = [float(r[name]) for r in own if r[name]]
+            cells.append(f"{fmean(found):.2f}" if found else "")
         print("| " + " | ".join(cells) + " |")
 
 

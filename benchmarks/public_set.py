@@ -147,8 +147,8 @@ def panel(data: str, rows: Rows) -> Markup:
     """Mean accuracy over the size of Q, on a logarithmic axis; vertical lines from the lowest seed to the highest."""
     found = {name: accuracies(rows, name) for name in NAMES}
     means = {name: {size: fmean(values) for size, values in sizes.items()} for name, sizes in found.items() if sizes}
-    lowest = math.floor(10 * min(min(sizes.values()) for sizes in means.values())) / 10
-    highest = math.ceil(10 * max(max(sizes.values()) for sizes in means.values())) / 10
+    every = [value for sizes in found.values() for values in sizes.values() for value in values]
+    lowest, highest = math.floor(10 * min(every)) / 10, math.ceil(10 * max(every)) / 10
 
     def place(size: int, accuracy: float) -> Point:
         across = math.log(size / SIZES[0]) / math.log(SIZES[-1] / SIZES[0])

@@ -33,8 +33,8 @@ def shares(
     `minmax` is equation (19): the member with the smallest φ gets 0, however small the differences. `evidence`: all
     members get the same share, except those whose messages did harm in the rounds so far. `contribution`: and except
     free riders, whose messages say nothing about records; `signals` are those of `masses.estimate_signals`. If a
-    member has lost all trust by harm, the others are weighted as with `minmax`: where members are missing, those with
-    rare records are needed more.
+    member has lost all trust by harm, the others are weighted as with `minmax`, because that was more accurate next to
+    label flippers (docs/results.md, "Free riders").
     """
     k = len(phi)
     uniform: Values = np.full(k, 1 / k)
