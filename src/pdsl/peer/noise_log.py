@@ -211,9 +211,11 @@ class Generations:
         return self._previous is None or any(draw[0] == t for draw in self._previous.log.draws)
 
     def close(self) -> None:
+        """Close the logs; a second call does nothing."""
         for generation in (self._previous, self._current):
             if generation is not None:
                 generation.log.close()
+        self._previous = self._current = None
 
 
 def _load_previous(run: Path, ledger: PeerLedger, events: Events) -> Generation | None:
