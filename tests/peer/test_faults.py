@@ -16,7 +16,7 @@ from tests.stress.soak import Site, create_organisations, forkserver, free_ports
 
 pytestmark = pytest.mark.peer
 
-ROUNDS = 30
+ROUNDS = 60
 QUICK = [
     f"rounds={ROUNDS}", "model.name=softmax", "graph.kind=ring", "algorithm.shapley.weighting=uniform",
     "privacy.noise_multiplier=1.0", "privacy.target_epsilon=100",  # no calibration needed
