@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-MAX_SECONDS = 3.0  # from the signal to the end; a busy machine needs some of the 4 that users are told
+MAX_SECONDS = 3.0  # from the signal to the end; docs promise 4, and a busy machine needs some of them
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
