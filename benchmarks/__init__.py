@@ -1,7 +1,8 @@
 """Scripts that each answer one question, and the files that keep their results line by line."""
 
 import csv
-from collections.abc import Iterable, Sequence
+import multiprocessing
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,19 @@ def append_rows(file: Path, fields: Sequence[str], rows: Iterable[Sequence[Any]]
             writer.writerow(fields)
         for row in rows:
             writer.writerow([_format(value) for value in row])
+
+
+def run_jobs(
+    measure: Callable[[Any], tuple[Any, list[list[Any]]]],
+    jobs: Iterable[Any],
+    file: Path,
+    fields: Sequence[str],
+    processes: int,
+) -> None:
+    """Measure jobs in parallel, and add their lines to a CSV file as soon as they are known."""
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        for job, lines in pool.imap_unordered(measure, jobs):
+            append_rows(file, fields, [[*job, *line] for line in lines])
 
 
 def _format(value: Any) -> Any:

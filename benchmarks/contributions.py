@@ -19,7 +19,6 @@ import csv
 import importlib.util
 import io
 import math
-import multiprocessing
 import os
 import sys
 import zipfile
@@ -37,7 +36,7 @@ from scipy.stats import pearsonr, spearmanr
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from benchmarks import append_rows, read_rows
+from benchmarks import read_rows, run_jobs
 from pdsl.attacks import find_victim
 from pdsl.config import validate
 from pdsl.data import Data, from_python
@@ -273,9 +272,7 @@ def main() -> None:
     done = {(r["data"], r["graph"], r["epsilon"], int(r["seed"])) for r in read_rows(file)}
     seeds = range(asked.first_seed, asked.first_seed + asked.seeds)
     jobs = [(asked.data, g, eps, s) for eps in asked.epsilons for g in asked.graphs for s in seeds]
-    with multiprocessing.get_context("spawn").Pool(asked.processes) as pool:
-        for job, lines in pool.imap_unordered(measure, [job for job in jobs if job not in done]):
-            append_rows(file, FIELDS, [[*job, *line] for line in lines])
+    run_jobs(measure, [job for job in jobs if job not in done], file, FIELDS, asked.processes)
     table(read_rows(file))
 
 

@@ -14,7 +14,6 @@ model that is retrained without the 1, 2 or 3 parties with the lowest, or with t
 """
 
 import argparse
-import multiprocessing
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -25,7 +24,7 @@ import numpy as np
 import torch
 from scipy.stats import spearmanr
 
-from benchmarks import append_rows, read_rows
+from benchmarks import read_rows, run_jobs
 from benchmarks.contributions import AGENTS, Floats, config, estimates, retrain_subsets, shapley
 from pdsl.config import validate
 from pdsl.training.experiment import Experiment, prepare
@@ -133,9 +132,7 @@ def main() -> None:
     file = asked.out / "party-tasks.csv"
     done = {(r["kind"], r["epsilon"], int(r["seed"])) for r in read_rows(file)}
     jobs = [(kind, epsilon, seed) for epsilon in asked.epsilons for seed in range(asked.seeds) for kind in asked.kinds]
-    with multiprocessing.get_context("spawn").Pool(asked.processes) as pool:
-        for job, lines in pool.imap_unordered(measure, [job for job in jobs if job not in done]):
-            append_rows(file, FIELDS, [[*job, *line] for line in lines])
+    run_jobs(measure, [job for job in jobs if job not in done], file, FIELDS, asked.processes)
     table(read_rows(file))
 
 
