@@ -3,9 +3,11 @@
 A fault replaces a function of `pdsl.peer` while its context is open.
 """
 
+import asyncio
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -211,6 +213,27 @@ def endless_wait() -> AbstractContextManager[None]:
     )
 
 
+def lost_cancellation() -> AbstractContextManager[None]:
+    """A roll call continues if it is cancelled at the moment of a change of state (a fault of earlier code)."""
+
+    async def wait_for_change(self: ServerState, until: float) -> bool:
+        changed = asyncio.ensure_future(self._changed.wait())
+        try:
+            await asyncio.wait({changed}, timeout=max(0.0, until - time.monotonic()))
+        except asyncio.CancelledError:
+            if changed.done():
+                return True
+            changed.cancel()
+            raise
+        if in_time := changed.done():
+            return in_time
+        changed.cancel()
+        await asyncio.wait({changed})
+        return in_time
+
+    return _replaced((ServerState, "wait_for_change", wait_for_change))
+
+
 FAULTS: dict[str, tuple[Plant, str]] = {
     plant.__name__: (plant, rule)
     for plant, rule in (
@@ -229,5 +252,6 @@ FAULTS: dict[str, tuple[Plant, str]] = {
         (neighbour_missing_in_the_charge, "charge"),
         (call_on_a_dead_connection, "no end"),
         (endless_wait, "no end"),
+        (lost_cancellation, "continued after its cancellation: Client.roll_call"),
     )
 }

@@ -22,6 +22,7 @@ from pdsl.peer.http1 import FAILED, Exchange, Response
 
 TICK = 1e-6  # seconds of one iteration of the event loop: on a clock that stands still, a poll would never end
 MAX_ITERATIONS = 100_000  # of a schedule
+MAX_CANCELLATIONS = 5  # of a task at the end of a schedule
 START = 1000.0  # seconds on the clock when a world begins; 0 means "never" in the protocol
 
 
@@ -92,9 +93,18 @@ class World(asyncio.BaseEventLoop):
         return True
 
     def end_tasks(self) -> None:
-        """Let cancelled tasks end, and close the loop."""
-        while self._ready:
-            self._run_once()
+        """Cancel all tasks, let them end, and close the loop.
+
+        A task that is left would be finalised in a later schedule, on another loop.
+        """
+        for _ in range(MAX_CANCELLATIONS):
+            while self._ready:
+                self._run_once()
+            if not (left := asyncio.all_tasks(self)):
+                break
+            for task in left:
+                task.cancel()
+        self.errors += [f"cannot be cancelled: {task.get_coro()!r}" for task in asyncio.all_tasks(self)]
         asyncio.events._set_running_loop(None)
         self.close()
 
@@ -182,7 +192,7 @@ class Process:
             raise CrashError
         if (interrupt := self._interrupt) is not None:
             self._interrupt = None
-            task.cancel()
+            self._cancel(task)
             raise interrupt
 
     def step(self) -> None:
@@ -216,7 +226,16 @@ class Process:
     def _die(self) -> None:
         self.dead = True
         for task in list(self.tasks):
-            task.cancel()
+            self._cancel(task)
+
+    def _cancel(self, task: "asyncio.Task[Any]") -> None:
+        if task.cancel():
+            task.add_done_callback(self._check_cancelled)
+
+    def _check_cancelled(self, task: "asyncio.Task[Any]") -> None:
+        if not task.cancelled():
+            self.world.errors.append(f"continued after its cancellation: {task.get_coro().__qualname__}")
+            task.exception()  # or asyncio reports it as well, whenever the task is collected
 
 
 Serve = Callable[[int, Exchange], Coroutine[Any, Any, tuple[int, bytes]]]

@@ -224,7 +224,8 @@ class ServerState:
         if left <= 0:
             return False
         try:
-            await asyncio.wait_for(self._changed.wait(), left)
+            async with asyncio.timeout(left):  # wait_for of Python 3.11 loses a cancellation at the moment of a change
+                await self._changed.wait()
         except TimeoutError:
             return False
         return True
