@@ -180,6 +180,7 @@ class Process:
         self._greenlet.parent.switch()
         self._awaited = None
         self._raise_interrupt(task)
+        _mark_retrieved(task)  # also if the process crashes in this step
         self.step()
         return task.result()
 
@@ -231,11 +232,19 @@ class Process:
     def _cancel(self, task: "asyncio.Task[Any]") -> None:
         if task.cancel():
             task.add_done_callback(self._check_cancelled)
+        else:
+            _mark_retrieved(task)
 
     def _check_cancelled(self, task: "asyncio.Task[Any]") -> None:
         if not task.cancelled():
             self.world.errors.append(f"continued after its cancellation: {task.get_coro().__qualname__}")
-            task.exception()  # or asyncio reports it as well, whenever the task is collected
+            _mark_retrieved(task)
+
+
+def _mark_retrieved(task: "asyncio.Task[Any]") -> None:
+    """Mark the exception of an ended task as retrieved, or asyncio reports it whenever the task is collected."""
+    if not task.cancelled():
+        task.exception()
 
 
 Serve = Callable[[int, Exchange], Coroutine[Any, Any, tuple[int, bytes]]]
